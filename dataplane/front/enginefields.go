@@ -25,6 +25,9 @@ const (
 	mediaURL
 	// requestName members are ids by which an engine knows the request.
 	requestName
+	// loaderArguments members hold arguments that an engine passes to the function that loads a
+	// processor. Numbers, true, false and null pass, at any depth, but not in loaderOptions.
+	loaderArguments
 )
 
 // engineField is one row of the table of members that an engine reads as an address, a file or
@@ -76,6 +79,8 @@ var engineFields = []engineField{
 	{"video_data", noKey, mediaSource, "SGLang /generate", "fetches it, or opens the file"},
 	{"audio_data", noKey, mediaSource, "SGLang /generate", "fetches it, or opens the file"},
 	{"url", noKey, mediaURL, "Anthropic's sources, chat templates", "fetches it"},
+
+	{"mm_processor_kwargs", noKey, loaderArguments, "vLLM, SGLang, TensorRT-LLM", "passes it to from_pretrained, which reads cache_dir, proxies and token from it"},
 }
 
 // EngineFields returns the name of every member that an engine reads as an address, a file or
@@ -103,6 +108,17 @@ func isOpaqueMember(name []byte, depth int) bool {
 		return true
 	case "input":
 		return depth > 1 // the arguments of a tool; at the top it is the Responses API's prompt
+	}
+	return false
+}
+
+// isLoaderOption reports whether name, in lower case, is an option of Hugging Face's from_pretrained
+// that says from where to load, or whether to run code that comes with a model.
+func isLoaderOption(name []byte) bool {
+	switch string(name) {
+	case "cache_dir", "code_revision", "force_download", "local_files_only", "mirror", "proxies", "resume_download",
+		"revision", "subfolder", "token", "trust_remote_code", "use_auth_token":
+		return true
 	}
 	return false
 }
@@ -237,6 +253,8 @@ func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why st
 	case ruleOpaque:
 	case ruleName:
 		s.requestNames()
+	case ruleArguments:
+		s.arguments()
 	case ruleMedia:
 		s.bad = s.bad.first(s.value(true, depth+1))
 	default:

@@ -32,6 +32,8 @@ const (
 	badMediaURL
 	badRequestName
 	nestedRequestNames
+	textArgument
+	loaderOption
 )
 
 func (f finding) found() bool { return f.problem != noProblem }
@@ -51,6 +53,7 @@ const (
 	ruleNone   memberRule = iota
 	ruleOpaque            // engines do not act on it
 	ruleName              // an id of the request, or a list of them
+	ruleArguments         // arguments of a loader
 	ruleMedia             // names media
 	ruleURL               // names media if its object does
 	ruleType              // says whether its object names media
@@ -62,6 +65,8 @@ func ruleOf(name []byte, first byte, depth int) memberRule {
 	switch string(name) {
 	case "rid":
 		return ruleName
+	case "mm_processor_kwargs":
+		return ruleArguments
 	case "url":
 		return ruleURL
 	case "type":
@@ -122,6 +127,8 @@ func (s *fieldScan) object(depth int) (url finding) {
 			s.skipValue()
 		case ruleName:
 			s.requestNames()
+		case ruleArguments:
+			s.arguments()
 		case ruleMedia:
 			s.bad = s.bad.first(s.value(true, depth+1))
 		case ruleURL:
@@ -164,6 +171,36 @@ func (s *fieldScan) requestName() {
 	}
 }
 
+// arguments checks a value that an engine passes to a loader. A string could be a path, an address or
+// a credential there.
+func (s *fieldScan) arguments() {
+	switch s.peek() {
+	case '"':
+		start := s.pos
+		s.skipString()
+		s.bad = finding{start, s.pos, textArgument}
+	case '[':
+		for s.open(); s.more(']') && !s.bad.found(); {
+			if s.skipNumbers(); s.peek() != ']' {
+				s.arguments()
+			}
+		}
+	case '{':
+		var buf [6 * maxRuledName]byte
+		for s.open(); s.more('}') && !s.bad.found(); {
+			if isLoaderOption(s.name(buf[:0])) && s.peek() != 'n' { // null sets nothing
+				start := s.pos
+				s.skipValue()
+				s.bad = finding{start, s.pos, loaderOption}
+				return
+			}
+			s.arguments()
+		}
+	default:
+		s.skipWord()
+	}
+}
+
 // judgeURL checks the string in s.b[start:end] as the place of media.
 func (s *fieldScan) judgeURL(start, end int) finding {
 	verdict, text := judgeURL(s.b[start:end], s.text[:0], s.hosts)
@@ -191,6 +228,10 @@ func (s *fieldScan) field() *badField {
 		bad.message = requestNameMessage(raw)
 	case nestedRequestNames:
 		bad.message = "must be a string or an array of strings, got an array or object in it"
+	case textArgument:
+		bad.reason, bad.message = ForbiddenField, "is a string: engines pass these arguments to a loader, which may read it as a path, an address or a credential; want numbers, true, false, null, and arrays and objects of these"
+	case loaderOption:
+		bad.reason, bad.message = ForbiddenField, "says from where an engine loads a processor and may not be sent by a client; leave it out"
 	}
 	path := fieldScan{b: s.b}
 	path.locate(s.bad.start, bad)

@@ -2,12 +2,12 @@ package jsonscan
 
 import "bytes"
 
-// IsSensitive reports whether name is that of a member in which engines read a media location or a
-// request id. Package front (enginefields.go) checks these before it forwards a body.
+// IsSensitive reports whether name is that of a member in which engines read a media location, a
+// request id or arguments of a loader. Package front (enginefields.go) checks these before it forwards a body.
 // Doc.MayBeSensitive reports whether a body has any. Case is ignored because Go's JSON decoder
 // ignores it.
 func IsSensitive(name []byte) bool {
-	const longest = len("input_image")
+	const longest = len("mm_processor_kwargs")
 	if len(name) < len("url") || len(name) > longest {
 		return false
 	}
@@ -22,7 +22,7 @@ func IsSensitive(name []byte) bool {
 	case "url", "image_url", "video_url", "audio_url", "file_url", "server_url",
 		"image", "video", "audio", "images", "videos", "audios",
 		"input_image", "input_video", "input_audio",
-		"image_data", "video_data", "audio_data", "source", "rid":
+		"image_data", "video_data", "audio_data", "source", "rid", "mm_processor_kwargs":
 		return true
 	}
 	return false
