@@ -32,6 +32,9 @@ type Pool struct {
 	// Members counts workers of each role in any state but Gone, so that a 503 can distinguish an
 	// empty pool from an unhealthy one.
 	Members [3]int
+	// Unknown counts workers of each role whose models are not known yet, because they have not
+	// answered since the router started. They may serve this model.
+	Unknown [3]int
 
 	budget  *retryBudget      // of retries
 	tripped [3][]*worker.Rank // by role: the ranks with an open breaker; used while the View is created
@@ -40,6 +43,10 @@ type Pool struct {
 // AllModelsKnown reports whether a name that no pool has is no model of this fleet: there are
 // workers, and the models of each are known.
 func (v *View) AllModelsKnown() bool { return v.WithoutModels == 0 && len(v.Workers) > 0 }
+
+// MayGrow reports whether the pool has, or may get without a change of membership, a second worker
+// of the role.
+func (p *Pool) MayGrow(role worker.Role) bool { return p.Members[role]+p.Unknown[role] >= 2 }
 
 // Ranks returns the ranks of one role.
 func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.ranksOf(role) }
@@ -78,6 +85,7 @@ func (f *Fleet) Wait(ctx context.Context, ok func(*View) bool) (*View, bool) {
 // publish publishes a new View of the members and wakes waiters. Called with mu.
 func (f *Fleet) publish() {
 	v := &View{pools: map[string]*Pool{}, changed: make(chan struct{})}
+	var unknown [3]int
 	members := make([]*member, 0, len(f.members))
 	for _, m := range f.members {
 		members = append(members, m)
@@ -88,6 +96,7 @@ func (f *Fleet) publish() {
 		models := m.worker.Info().Models
 		if len(models) == 0 {
 			v.WithoutModels++
+			unknown[m.worker.Spec.Role]++
 		}
 		state, _ := m.worker.State()
 		for _, name := range models {
@@ -106,6 +115,7 @@ func (f *Fleet) publish() {
 		}
 	}
 	for _, p := range v.pools {
+		p.Unknown = unknown
 		p.failStatic()
 	}
 	for name := range f.budgets {

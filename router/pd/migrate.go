@@ -77,7 +77,7 @@ func (q *request) migrationRequest() migration.Request {
 	return migration.Request{
 		Doc: &q.x.Doc, Kind: q.x.Endpoint.Kind, Migratable: q.stream && q.x.Endpoint.Disaggregable,
 		ReturnsTokenIDs: q.returnsTokenIDs, ExactPrompt: q.hasExactPrompt(), ReasoningParser: q.pd.ReasoningParser,
-		Alone: len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2,
+		Alone: len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && !q.pool.MayGrow(worker.Decode) && !q.pool.MayGrow(worker.Aggregated),
 	}
 }
 

@@ -264,6 +264,39 @@ func TestMigrationWaitsForAWorker(t *testing.T) {
 	harness.WantSameContent(t, <-got, want)
 }
 
+// TestMigrationToALateWorker: a stream began while the only other worker had never answered. Its
+// engine dies when that worker has become ready, and the stream continues there.
+func TestMigrationToALateWorker(t *testing.T) {
+	first, late, reference := harness.StartSim(t, nil), harness.StartSim(t, nil), harness.StartSim(t, nil)
+	lateWorker := harness.SimWorker(late, worker.Aggregated, "late")
+	late.Crash()
+	r := harness.LaunchRouter(t, func(c *config.Config) { c.Health.FailAfter = 2 }, harness.SimWorker(first, worker.Aggregated, "first"), lateWorker)
+	testwait.Until(t, "the first worker is ready", func() bool { return r.State("first") == worker.Ready })
+	stallEngine(t, first, sim.Fault{After: 5})
+	body := harness.Chat(`,"stream":true`)
+	want := harness.Post(t, reference.URL()+"/v1/chat/completions", body)
+	began, once := make(chan struct{}), sync.Once{}
+	got := make(chan *harness.Answer, 1)
+	go func() {
+		a, err := readAfter(r.URL+"/v1/chat/completions", body, func(read []byte) {
+			if bytes.Count(read, []byte("content")) == 5 {
+				once.Do(func() { close(began) })
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	<-began
+	if err := late.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Until(t, "the late worker is ready", func() bool { return r.State("late") == worker.Ready })
+	first.Crash()
+	harness.WantSameContent(t, <-got, want)
+}
+
 // readAfter posts a body and reads the response event by event. It calls seen after each event
 // with all bytes so far.
 func readAfter(url, body string, seen func([]byte)) (*harness.Answer, error) {
