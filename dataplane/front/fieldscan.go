@@ -50,13 +50,13 @@ func (f finding) first(g finding) finding {
 type memberRule uint8
 
 const (
-	ruleNone   memberRule = iota
-	ruleOpaque            // engines do not act on it
-	ruleName              // an id of the request, or a list of them
-	ruleArguments         // arguments of a loader
-	ruleMedia             // names media
-	ruleURL               // names media if its object does
-	ruleType              // says whether its object names media
+	ruleNone      memberRule = iota
+	ruleOpaque               // engines do not act on it
+	ruleName                 // an id of the request, or a list of them
+	ruleArguments            // arguments of a loader
+	ruleMedia                // names media
+	ruleURL                  // names media if its object does
+	ruleType                 // says whether its object names media
 )
 
 // ruleOf returns the rule for a member of an object at depth (1 is the body). name is in
