@@ -13,14 +13,19 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// serverWithoutHealth starts testdata/plainserver.py and returns its URL.
+// serverWithoutHealth starts testdata/plainserver.py and returns its URL. If SLUICE_FASTAPI_PYTHON
+// names a Python with FastAPI (scripts/fastapi-test.sh), it starts fastapi_server.py instead.
 func serverWithoutHealth(t *testing.T, args ...string) string {
 	t.Helper()
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("no python3")
+	script, python := "testdata/fastapi_server.py", os.Getenv("SLUICE_FASTAPI_PYTHON")
+	if python == "" {
+		var err error
+		if python, err = exec.LookPath("python3"); err != nil {
+			t.Skip("no python3")
+		}
+		script = "testdata/plainserver.py"
 	}
-	cmd := exec.Command(python, append([]string{"testdata/plainserver.py"}, args...)...)
+	cmd := exec.Command(python, append([]string{script}, args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
