@@ -143,7 +143,7 @@ e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB an
 	scripts/e2e-vllm.sh
 
 .PHONY: packages
-packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into dist/
+packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into build/dist/
 	@scripts/packages.sh
 
 .PHONY: packages-test
@@ -152,4 +152,4 @@ packages-test: packages ## check the units, and install, upgrade, remove and pur
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin build dist
+	rm -rf bin build

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the packages in dist/ with the real tools: systemd-analyze for the units, dpkg in a root
+# Tests the packages in build/dist/ with the real tools: systemd-analyze for the units, dpkg in a root
 # made of Debian packages for installation, upgrade, removal and purge, rpm for the .rpm.
 # Needs root and Debian's package registry; `make packages-test` builds the packages first.
 set -euo pipefail
@@ -16,7 +16,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1
 fi
 
-deb=$(ls -t dist/*.deb | head -1) rpm=$(ls -t dist/*.rpm | head -1)
+deb=$(ls -t build/dist/*.deb | head -1) rpm=$(ls -t build/dist/*.rpm | head -1)
 work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-packages.XXXXXX")
 root=$work/root
 trap 'umount -q "$root/proc" 2>/dev/null || true; rm -rf "$work"' EXIT
