@@ -120,7 +120,7 @@ func TestRealForgedBoard(t *testing.T) {
 			var c Completion
 			if testwait.Poll(patience, func() (ok bool) { c, ok = told(k); return ok }) {
 				if c != want {
-					t.Fatalf("told of %+v, want %+v", c, want)
+					t.Fatalf("notified of %+v, want %+v", c, want)
 				}
 				return
 			}
@@ -159,7 +159,7 @@ func TestRealForgedBoard(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if len(heard) != tickets+slots {
-		t.Errorf("told of %d tickets, %d were written", len(heard), tickets+slots)
+		t.Errorf("notified of %d completions, %d were written", len(heard), tickets+slots)
 	}
 }
 

@@ -35,7 +35,7 @@ func testBoardByWrite(t *testing.T, w agentNetwork) {
 		t.Helper()
 		select {
 		case h := <-heard:
-			t.Errorf("%s: told of %+v", why, h)
+			t.Errorf("%s: notified of %+v", why, h)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -49,7 +49,7 @@ func testBoardByWrite(t *testing.T, w agentNetwork) {
 		select {
 		case h := <-heard:
 			if h.t != k || h.c != want {
-				t.Fatalf("told of %+v, want %+v of %+v", h, want, k)
+				t.Fatalf("notified of %+v, want %+v of %+v", h, want, k)
 			}
 		case <-time.After(5 * time.Second):
 			t.Fatalf("write %d was not seen", i)
@@ -145,7 +145,7 @@ func testBoardUnderLoad(t *testing.T, w agentNetwork) {
 					c, ok := heard[id]
 					mu.Unlock()
 					if ok && c.Bytes != id {
-						t.Errorf("%x: told of %+v", id, c)
+						t.Errorf("%x: notified of %+v", id, c)
 					}
 					if ok {
 						return true
@@ -180,7 +180,7 @@ func TestBoardByNotification(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(heard) != 1 || heard[0].c != (Completion{Request: 77, Bytes: 5}) || heard[0].t != k {
-		t.Errorf("told of %+v", heard)
+		t.Errorf("notified of %+v", heard)
 	}
 	if err := b.CompleteNotified(k.Index, k.Nonce, Completion{}); !errors.Is(err, ErrLate) {
 		t.Errorf("a second time: %v, want ErrLate", err)
@@ -313,7 +313,7 @@ func TestBoardByMessage(t *testing.T) {
 		}
 	}
 	if err := b.CompleteMessage(good); err != nil || len(heard) != 1 || heard[0].t != k || heard[0].c != want {
-		t.Errorf("%v, told of %+v", err, heard)
+		t.Errorf("%v, notified of %+v", err, heard)
 	}
 	if err := b.CompleteMessage(good); !errors.Is(err, ErrLate) {
 		t.Errorf("the same again: %v, want ErrLate", err)

@@ -114,7 +114,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 				testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 				testwait.Until(t, "its end", func() bool { return len(r.observed.endings()) == 1 })
 				if got := r.observed.endings(); got[0] != face.path+" 503" {
-					t.Errorf("the observer was told of %q", got)
+					t.Errorf("the observer was notified of %q", got)
 				}
 				r.observed.mu.Lock()
 				if n := r.observed.refused; n[Drained] != 1 || n[ClientGone] != 0 {

@@ -67,7 +67,7 @@ func TestFailAt(t *testing.T) {
 			}
 			testwait.Until(t, "the connection is closed", func() bool { return r.server.conns.len() == 0 })
 			if got := r.observed.endings(); len(got) != 1 || got[0] != chat+" 504" {
-				t.Errorf("the observer was told of %q", got)
+				t.Errorf("the observer was notified of %q", got)
 			}
 		})
 	}

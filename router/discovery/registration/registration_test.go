@@ -493,7 +493,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	s.leases.set.Remove("a")
 	delete(s.leases.byID, "a")
 	s.leases.mu.Unlock()
-	testwait.Until(t, "it registered anew", in)
+	testwait.Until(t, "it registered again", in)
 	cancel()
 	if err := <-done; err != nil || in() {
 		t.Errorf("%v; in after its end: %v", err, in())

@@ -34,7 +34,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 			}
 			r := harness.StartRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
 			ranks := r.AllRanks()
-			testwait.UntilWithin(t, 10*time.Second, "both ranks have told of their load", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "both ranks have reported their load", func() bool {
 				return ranks[0].QueuedTokens.Load() == 0 && ranks[1].QueuedTokens.Load() == 0
 			})
 

@@ -57,7 +57,7 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 		wrong += round()
 	}
 	if rank.MayCache() || wrong == 0 {
-		t.Fatalf("after %d requests, %d hits predicted in vain, it is not known that the engine caches nothing", n, wrong)
+		t.Fatalf("after %d requests, %d predicted hits that the engine did not report, the router does not know that the engine caches nothing", n, wrong)
 	}
 	testwait.UntilWithin(t, 20*time.Second, "what was predicted before is forgotten", func() bool { return round() == 0 })
 	for range 5 {
