@@ -160,9 +160,21 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	t.Parallel()
 	const rounds = 100
-	answered := make(chan struct{}, rounds)
-	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
-		<-answered
+	// A channel a request: under load the leg of a request can arrive after that of the next one.
+	var answered [rounds]chan struct{}
+	for i := range answered {
+		answered[i] = make(chan struct{})
+	}
+	p := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		var body struct{ Seed int }
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			t.Errorf("the body of a prefill leg: %v", err)
+		}
+		select {
+		case <-answered[body.Seed]:
+		case <-r.Context().Done(): // the leg was cancelled, or the test has failed
+			return
+		}
 		testwait.Pace(3 * time.Millisecond) // the decode of the next request is running
 		harness.ReplyJSON(w, 400, `{"error":{"message":"too late"}}`)
 	})
@@ -172,10 +184,11 @@ func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	})
 	r := harness.StartRouter(t, harness.SGLangPD, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
 	for i := range rounds {
-		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Status != 200 || a.Text(t) != "ok" {
+		body := harness.Chat(fmt.Sprintf(`,"seed":%d`, i))
+		if a := harness.Post(t, r.URL+"/v1/chat/completions", body); a.Status != 200 || a.Text(t) != "ok" {
 			t.Fatalf("request %d: status %d: %s", i, a.Status, a.Body)
 		}
-		answered <- struct{}{}
+		close(answered[i])
 	}
 	harness.WantNoLoad(t, r)
 	if p.Requests() != rounds || d.Requests() != rounds {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sluice/router/config"
 	"sluice/router/worker"
@@ -52,10 +53,23 @@ func StartScripted(t *testing.T, infer http.HandlerFunc) *ScriptedEngine {
 	s.Server = httptest.NewServer(mux)
 	t.Cleanup(func() {
 		s.CloseClientConnections()
-		s.Close()
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			s.Close()
+		}()
+		select {
+		case <-closed:
+		case <-time.After(handlerEnd):
+			t.Errorf("a handler of the engine at %s still runs %s after its connections were closed", s.URL, handlerEnd)
+		}
 	})
 	return s
 }
+
+// handlerEnd is how long handlers may run after their connections were closed. Close waits for them
+// without a bound, and so hides the failure that keeps a handler waiting.
+const handlerEnd = 20 * time.Second
 
 // Requests returns the number of inference requests received.
 func (s *ScriptedEngine) Requests() int {
