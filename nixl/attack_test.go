@@ -31,7 +31,7 @@ func TestRealForgedBoard(t *testing.T) {
 		}
 		heard[k] = c
 	}))
-	told := func(k CompletionSlot) (Completion, bool) {
+	reported := func(k CompletionSlot) (Completion, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		c, ok := heard[k]
@@ -104,7 +104,7 @@ func TestRealForgedBoard(t *testing.T) {
 	})
 
 	again := 0
-	complete := func(i int, patience time.Duration) {
+	complete := func(i int, timeout time.Duration) {
 		id := uint64(i)<<8 | 7
 		k, ok := b.Acquire(id, time.Now().Add(time.Minute))
 		if !ok {
@@ -118,7 +118,7 @@ func TestRealForgedBoard(t *testing.T) {
 			tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, good, []Remote{b.Remote(k)}, nil))
 			must[Telemetry](t)(tr.Wait(t.Context()))
 			var c Completion
-			if testwait.Poll(patience, func() (ok bool) { c, ok = told(k); return ok }) {
+			if testwait.Poll(timeout, func() (ok bool) { c, ok = reported(k); return ok }) {
 				if c != want {
 					t.Fatalf("notified of %+v, want %+v", c, want)
 				}

@@ -244,10 +244,10 @@ func TestBoardExpires(t *testing.T) {
 // TestBoardRaces has all ends of a ticket at once: one wins, and no slot is lost.
 func TestBoardRaces(t *testing.T) {
 	var mu sync.Mutex
-	told := map[CompletionSlot]int{}
+	reported := map[CompletionSlot]int{}
 	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(k CompletionSlot, _ Completion) {
 		mu.Lock()
-		told[k]++
+		reported[k]++
 		mu.Unlock()
 	}))
 	var wg sync.WaitGroup
@@ -268,7 +268,7 @@ func TestBoardRaces(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for k, n := range told {
+	for k, n := range reported {
 		if n != 1 {
 			t.Errorf("%+v was told %d times", k, n)
 		}
@@ -332,18 +332,18 @@ func TestRealBoardsOfEndedAgents(t *testing.T) {
 	before := mapped()
 	search := realNIXL(t)
 	var last *CompletionBoard
-	var ticket CompletionSlot
+	var completionSlot CompletionSlot
 	for range 8 {
 		a := must[*Agent](t)(Open(t.Context(), Config{Name: "again", Search: search}))
 		last = must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), a, 128, nil))
-		ticket, _ = last.Acquire(7, time.Now().Add(time.Minute))
+		completionSlot, _ = last.Acquire(7, time.Now().Add(time.Minute))
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	testwait.Until(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
-	if _, state := last.Poll(ticket); state != Pending {
+	if _, state := last.Poll(completionSlot); state != Pending {
 		t.Errorf("a ticket of the last one is %v; want pending: its holder still has it", state)
 	}
-	last.Release(ticket)
+	last.Release(completionSlot)
 }

@@ -69,8 +69,8 @@ func measure(t testing.TB, sender string, count int, open func(func(Notification
 	})
 	md := must[[]byte](t)(a.Metadata(t.Context()))
 	cmd := exec.Command(sender, a.Library().Path, hexOf(md), strconv.Itoa(count))
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
 	input := must[io.WriteCloser](t)(cmd.StdinPipe())
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -83,12 +83,12 @@ func measure(t testing.TB, sender string, count int, open func(func(Notification
 	}
 	input.Close()
 	if err := cmd.Wait(); err != nil {
-		t.Fatalf("the sender: %v: %s", err, said.Bytes())
+		t.Fatalf("the sender: %v: %s", err, output.Bytes())
 	}
 	if !came {
 		mu.Lock()
 		defer mu.Unlock()
-		t.Fatalf("%d of %d messages came: %s", len(m.times), count, said.Bytes())
+		t.Fatalf("%d of %d messages came: %s", len(m.times), count, output.Bytes())
 	}
 	slices.Sort(m.times)
 	return m

@@ -135,16 +135,16 @@ func TestIsolatedRestarts(t *testing.T) {
 	tier, board := boardTier(t, Search{Path: lib}, isolateCommand(t))
 	wantTier(t, tier, TierUp)
 	var older *CompletionBoard
-	var ticket CompletionSlot
+	var slot CompletionSlot
 	testRestarts(t, tier, soakCount(20, 1000), func(*Agent) {
 		if older != nil { // of the process that is gone
-			if err := older.CompleteNotified(ticket.Index, ticket.Nonce, Completion{}); err != nil {
+			if err := older.CompleteNotified(slot.Index, slot.Nonce, Completion{}); err != nil {
 				t.Errorf("a dead process's ticket cannot be ended: %v", err)
 			}
-			older.Release(ticket)
+			older.Release(slot)
 		}
 		older = board.Load()
-		ticket, _ = older.Acquire(1, time.Now().Add(time.Minute))
+		slot, _ = older.Acquire(1, time.Now().Add(time.Minute))
 	})
 }
 
@@ -217,14 +217,14 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	lib := fakeLibrary(t)
 	t.Setenv("FAKE_NIXL_HANG", "register_mem")
 	var first atomic.Pointer[Agent]
-	var told atomic.Value
+	var notified atomic.Value
 	tier := StartAgentTier(AgentTierConfig{
 		Agent: Config{Name: "router", Search: Search{Path: lib}}, Isolate: isolateCommand(t), CheckInterval: time.Millisecond, MaxRetryPause: time.Millisecond,
 		Ready: func(ctx context.Context, a *Agent) error {
 			first.CompareAndSwap(nil, a)
 			_, err := NewCompletionBoard(ctx, a, 1024, nil)
 			if err != nil {
-				told.CompareAndSwap(nil, err)
+				notified.CompareAndSwap(nil, err)
 			}
 			return err
 		},
@@ -243,8 +243,8 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	if err := hostProcessOf(t, first.Load()).Kill(); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "who waits for the registration is told", func() bool { return told.Load() != nil })
-	if err := told.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
+	testwait.Until(t, "who waits for the registration is told", func() bool { return notified.Load() != nil })
+	if err := notified.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
 		t.Errorf("told %v; want ErrDied of the registration", err)
 	}
 	wantTier(t, tier, TierUp)

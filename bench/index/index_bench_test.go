@@ -244,17 +244,17 @@ func BenchmarkIndexMemory(b *testing.B) {
 		return int64(m.HeapAlloc)
 	}
 	grid(b, func(b *testing.B, l *benchWorkload) {
-		var per, said float64
+		var per, reported float64
 		for b.Loop() {
 			before := heap()
 			ix := l.index(true)
 			l.store(ix)
 			per = float64(heap()-before) / float64(ix.Len())
-			said = float64(ix.Bytes()) / float64(ix.Len())
+			reported = float64(ix.Bytes()) / float64(ix.Len())
 			runtime.KeepAlive(ix)
 		}
 		b.ReportMetric(per, "B/entry")
-		b.ReportMetric(said, "B/entry-said")
+		b.ReportMetric(reported, "B/entry-said")
 		b.ReportMetric(0, "ns/op")
 	}, unique16, unique64, shared64, sharedDeep, shared1000, branches8)
 }

@@ -197,23 +197,23 @@ func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *faults.Fault) {
 // notifier is the one PUSH socket of an incarnation for notifications, made for the
 // first one.
 type notifier struct {
-	mu   sync.Mutex
-	ctx  *zmq.Context
-	sock *zmq.Socket
+	mu     sync.Mutex
+	ctx    *zmq.Context
+	socket *zmq.Socket
 }
 
 func (l *incarnation) push(tag, id string, count int) error {
 	n := &l.notifier
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.sock == nil {
+	if n.socket == nil {
 		if err := n.connect(l.e.o.LMCacheProxy); err != nil {
 			n.close()
 			return err
 		}
 	}
 	for range count {
-		if _, err := n.sock.SendBytes(lmcacheNotification(tag, id), 0); err != nil {
+		if _, err := n.socket.SendBytes(lmcacheNotification(tag, id), 0); err != nil {
 			return err
 		}
 	}
@@ -224,10 +224,10 @@ func (n *notifier) connect(endpoint string) (err error) {
 	if n.ctx, err = zmq.NewContext(); err != nil {
 		return err
 	}
-	if n.sock, err = n.ctx.NewSocket(zmq.PUSH); err != nil {
+	if n.socket, err = n.ctx.NewSocket(zmq.PUSH); err != nil {
 		return err
 	}
-	if err := errors.Join(n.sock.SetLinger(2*time.Second), n.sock.SetSndtimeo(2*time.Second), n.sock.Connect(endpoint)); err != nil {
+	if err := errors.Join(n.socket.SetLinger(2*time.Second), n.socket.SetSndtimeo(2*time.Second), n.socket.Connect(endpoint)); err != nil {
 		return fmt.Errorf("sim: cannot notify %q: %w", endpoint, err)
 	}
 	return nil
@@ -235,13 +235,13 @@ func (n *notifier) connect(endpoint string) (err error) {
 
 // close closes the socket after everything was sent.
 func (n *notifier) close() {
-	if n.sock != nil {
-		n.sock.Close()
+	if n.socket != nil {
+		n.socket.Close()
 	}
 	if n.ctx != nil {
 		n.ctx.Term()
 	}
-	n.sock, n.ctx = nil, nil
+	n.socket, n.ctx = nil, nil
 }
 
 // lmcacheNotification returns the message as msgspec encodes it: a map of type and

@@ -130,20 +130,20 @@ func TestIdleTimeout(t *testing.T) {
 		silent := open(t, s, func(t *Task) { t.Idle = idle })
 		talks := open(t, s, func(t *Task) { t.Idle = idle })
 		late := open(t, s, func(t *Task) { t.SetDeadline(time.Now().Add(idle)) })
-		began, said, pause := time.Now(), time.Now(), time.Duration(0)
+		began, lastEvent, pause := time.Now(), time.Now(), time.Duration(0)
 		for time.Since(began) < 3*idle {
 			talks.send("x")
-			if pause = max(pause, time.Since(said)); pause >= idle/2 {
+			if pause = max(pause, time.Since(lastEvent)); pause >= idle/2 {
 				break
 			}
-			said = time.Now()
+			lastEvent = time.Now()
 			talks.expectReceived("x")
 			testwait.Pace(idle / 10)
 		}
 		silent.expectEnd(ReadIdle)
 		late.expectEnd(DeadlineExceeded)
 		stays := len(talks.h.ends) == 0
-		if pause = max(pause, time.Since(said)); stays && pause < idle/2 {
+		if pause = max(pause, time.Since(lastEvent)); stays && pause < idle/2 {
 			return
 		}
 		if pause < idle/2 || idle > testTimeout/8 {

@@ -25,8 +25,8 @@ func (s *blockingHandler) Process(p []byte, now time.Time) ([]byte, bool) {
 func TestStarvedLoop(t *testing.T) {
 	t.Parallel()
 	const idle, held = 1500 * time.Millisecond, 2500 * time.Millisecond
-	told := make(chan time.Duration, 10)
-	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, OnStarved: func(d time.Duration) { told <- d }})
+	notified := make(chan time.Duration, 10)
+	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, OnStarved: func(d time.Duration) { notified <- d }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestStarvedLoop(t *testing.T) {
 	busy.send("x")
 	busy.expectReceived("x")
 	select {
-	case d := <-told:
+	case d := <-notified:
 		if d < held-time.Second || d > testTimeout {
 			t.Errorf("told of %v, want about %v", d, held)
 		}

@@ -104,10 +104,10 @@ func TestConverterEnds(t *testing.T) { withBothRelayModes(t, testConverterEnds) 
 
 func testConverterEnds(t *testing.T, by RelayMode) {
 	for _, left := range []string{"", chunk("data: {\"ha"), "20\r\ndata: {\"half a chunk"} {
-		told := make(chan struct{})
+		notified := make(chan struct{})
 		e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
-			<-told
+			<-notified
 			_, _ = io.WriteString(nc, left)
 			return false
 		})
@@ -116,7 +116,7 @@ func testConverterEnds(t *testing.T, by RelayMode) {
 		c := r.dial()
 		c.send(chatPost(`{"model":"m","stream":true}`))
 		r.waitStreamsOnLoops(by, 1)
-		close(told)
+		close(notified)
 		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != strings.ToUpper(helloStream)+"ENDED BY engine_closed\n\n" {
 			t.Errorf("left behind %q: %d %q", left, resp.StatusCode, body)
 		}

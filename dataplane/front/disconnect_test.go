@@ -36,7 +36,7 @@ const promptly = 10 * time.Second
 func TestClientGoneDuringHandler(t *testing.T) {
 	for name, leave := range disconnectKinds {
 		t.Run(name, func(t *testing.T) {
-			entered, told := make(chan struct{}), make(chan time.Time, 1)
+			entered, notified := make(chan struct{}), make(chan time.Time, 1)
 			r := start(t, Options{}, func(x *Exchange) {
 				if string(x.Doc.Body) == probeBody {
 					return
@@ -46,7 +46,7 @@ func TestClientGoneDuringHandler(t *testing.T) {
 				}
 				done := make(chan struct{})
 				x.OnClientGone(func() { t.Error("the replaced call was made") })
-				x.OnClientGone(func() { told <- time.Now(); close(done) })
+				x.OnClientGone(func() { notified <- time.Now(); close(done) })
 				close(entered)
 				select {
 				case <-done:
@@ -71,7 +71,7 @@ func TestClientGoneDuringHandler(t *testing.T) {
 			left := time.Now()
 			leave(c)
 			select {
-			case at := <-told:
+			case at := <-notified:
 				if took := at.Sub(left); took > promptly {
 					t.Errorf("told after %v", took)
 				} else {
@@ -136,11 +136,11 @@ func testClientGoneDuringStream(t *testing.T, by RelayMode) {
 }
 
 func TestClientGoneOnReusedConnection(t *testing.T) {
-	var told atomic.Int64
+	var notified atomic.Int64
 	entered := make(chan struct{})
 	r := start(t, Options{}, func(x *Exchange) {
 		if string(x.Doc.Body) == hello {
-			x.OnClientGone(func() { told.Add(1) })
+			x.OnClientGone(func() { notified.Add(1) })
 			echo(x)
 			return
 		}
@@ -159,7 +159,7 @@ func TestClientGoneOnReusedConnection(t *testing.T) {
 	<-entered
 	_ = c.Close()
 	testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
-	if n := told.Load(); n != 0 {
+	if n := notified.Load(); n != 0 {
 		t.Errorf("%d calls of requests that had ended", n)
 	}
 }

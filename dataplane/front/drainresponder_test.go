@@ -100,9 +100,9 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 					t.Error("Shutdown says that nothing was cut")
 				}
 				r.observed.mu.Lock()
-				told := r.observed.refused[Drained]
+				refusals := r.observed.refused[Drained]
 				r.observed.mu.Unlock()
-				if told == 0 && took >= finalResponseTime && try < tries {
+				if refusals == 0 && took >= finalResponseTime && try < tries {
 					continue // the machine was suspended for longer than the test allows
 				}
 				resp, body := c.readResponse()
@@ -161,9 +161,9 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 		})
 		took, _ := shutdown(r, 20*time.Millisecond)
 		r.observed.mu.Lock()
-		told := r.observed.refused[Drained]
+		refusals := r.observed.refused[Drained]
 		r.observed.mu.Unlock()
-		if told < 2 && took >= finalResponseTime && try < tries {
+		if refusals < 2 && took >= finalResponseTime && try < tries {
 			continue // the machine was suspended for longer than the test allows
 		}
 		if rest := streaming.rest(resp); !strings.Contains(rest, "shutting down") || !strings.HasSuffix(rest, "data: [DONE]\n\n") {

@@ -192,10 +192,10 @@ func TestClientCannotNamePeer(t *testing.T) {
 				}
 				continue
 			}
-			var told struct {
+			var reported struct {
 				Error struct{ Param, Message string }
 			}
-			_ = json.Unmarshal(got, &told)
+			_ = json.Unmarshal(got, &reported)
 			if want := fmt.Sprintf("field %q ", try.field); resp.StatusCode != 400 || !strings.Contains(string(got), strings.Trim(quote(want), `"`)) {
 				t.Errorf("%s %.200s: %d %.300s; want 400 for %s", e.Path, body, resp.StatusCode, got, try.field)
 			}

@@ -157,7 +157,7 @@ func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 						_, _ = nc.Read(make([]byte, 1))
 						return false
 					})
-					r, told, calls := relayFrom(t, e, opt)
+					r, results, calls := relayFrom(t, e, opt)
 					c := r.dial()
 					c.send(post(p.path, streamDoc))
 					resp := c.head()
@@ -173,7 +173,7 @@ func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 					if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
 						t.Errorf("%q behind the end (%v)", rest, err)
 					}
-					if res := wantEnd(t, told, relay.Completed); res.Err != nil || !res.Reusable {
+					if res := wantEnd(t, results, relay.Completed); res.Err != nil || !res.Reusable {
 						t.Errorf("%+v", res)
 					}
 					c.expectServes()

@@ -72,25 +72,25 @@ func TestRetireServesStartedRequests(t *testing.T) {
 			r := start(t, k.opt, echo)
 			dial := func() (*client, *splitWriter) {
 				c := r.dial()
-				tap := &splitWriter{Conn: c.Conn}
+				capture := &splitWriter{Conn: c.Conn}
 				if k.opt.TLS == nil {
-					return newClient(t, tap), tap
+					return newClient(t, capture), capture
 				}
-				return newClient(t, tls.Client(tap, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})), tap
+				return newClient(t, tls.Client(capture, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})), capture
 			}
 			unused, _ := dial()
 			unused.send(k.prefix + page)
 			unused.readResponse()
-			c, tap := dial()
+			c, capture := dial()
 			request := k.prefix + chatPost(hello)
 			if k.before != "" {
 				c.send(k.prefix + k.before)
 				c.readResponse()
 				request = chatPost(hello)
 			}
-			tap.holdBack = k.halved
+			capture.holdBack = k.halved
 			c.send(request[:k.begun])
-			tap.holdBack = false
+			capture.holdBack = false
 			testwait.Until(t, "both accepted", func() bool { return r.server.conns.len() == 2 })
 			done := r.retire(testTimeout)
 			unused.expectClosed()
@@ -99,7 +99,7 @@ func TestRetireServesStartedRequests(t *testing.T) {
 				t.Fatalf("Retire returned %v with a request that had begun", err)
 			case <-time.After(5 * drainPoll):
 			}
-			if _, err := tap.Conn.Write(tap.unsent); err != nil {
+			if _, err := capture.Conn.Write(capture.unsent); err != nil {
 				t.Fatal(err)
 			}
 			c.send(request[k.begun:])

@@ -213,7 +213,7 @@ func setScheduler(policy, priority uint32) {
 
 // runNonReadingServer accepts connections, reads nothing, and closes each after the given time.
 func runNonReadingServer(after string) error {
-	patience, err := time.ParseDuration(after)
+	limit, err := time.ParseDuration(after)
 	if err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func runNonReadingServer(after string) error {
 	for {
 		switch one, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC); err {
 		case nil:
-			held = append(held, partialClient{one, time.Now().Add(patience)})
+			held = append(held, partialClient{one, time.Now().Add(limit)})
 		case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED:
 		default:
 			return err

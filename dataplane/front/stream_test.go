@@ -27,7 +27,7 @@ func wantEnd(t *testing.T, ends chan relay.Result, cause relay.Cause) relay.Resu
 	return wantEndIn(t, ends, cause, testTimeout)
 }
 
-func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience time.Duration) relay.Result {
+func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, timeout time.Duration) relay.Result {
 	t.Helper()
 	select {
 	case r := <-ends:
@@ -35,7 +35,7 @@ func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience
 			t.Errorf("stream ended by %v (%v), want %v", r.Cause, r.Err, cause)
 		}
 		return r
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatal("End was not called")
 	}
 	return relay.Result{}

@@ -95,9 +95,9 @@ func TestRun(t *testing.T) {
 	runtime.GC() // Go's own: it finds all of it in use, and has no reason to look again
 	blocks = nil
 	burst.Store(nil)
-	told := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	testwait.UntilWithin(t, time.Minute, "at most 48 MiB of a burst of 64 are held", func() bool {
-		metrics.Read(told)
-		return told[0].Value.Uint64()-told[1].Value.Uint64() < 48<<20
+		metrics.Read(samples)
+		return samples[0].Value.Uint64()-samples[1].Value.Uint64() < 48<<20
 	})
 }

@@ -185,7 +185,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		want = append(want, checkJSON(t, v))
 	}
 	chat(object{"index": 0, "delta": object{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}, nil)
-	said := func(k token, finish any) object {
+	chunk := func(k token, finish any) object {
 		v := object{"index": 0, "delta": object{"content": k.text}, "logprobs": nil, "finish_reason": finish, "token_ids": nil}
 		if k.text == "" && finish != nil {
 			v["delta"] = object{}
@@ -202,7 +202,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		return v
 	}
 	if c.first != nil {
-		chat(said(*c.first, nil), nil)
+		chat(chunk(*c.first, nil), nil)
 	}
 	for i, k := range c.steps {
 		choice := object{"index": 0, "text": k.text, "logprobs": nil, "finish_reason": nil, "stop_reason": nil, "token_ids": nil}
@@ -224,7 +224,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		}
 		event(v)
 		if k.text != "" || finish != nil || c.logprobs || c.ids {
-			chat(said(k, finish), object{"system_fingerprint": c.tag})
+			chat(chunk(k, finish), object{"system_fingerprint": c.tag})
 		}
 	}
 	v := c.head("text_completion")

@@ -53,9 +53,9 @@ func TestRedactWholeResponses(t *testing.T) {
 // A refusal that repeats what the engine was sent, as FastAPI's of a request that fails its
 // checks does, tells nothing private of it; a schema in an answer is the client's.
 func TestRedactRefusals(t *testing.T) {
-	const said = `{"detail":[{"type":"missing","input":{"kv_transfer_params":{"remote_host":"a"}}}],"schema":{"kv_transfer_params":{"type":"string"}}}`
-	answer, refusal := []byte(said), []byte(said)
-	if redact.InPlace(answer, 200); string(answer) != said {
+	const replacement = `{"detail":[{"type":"missing","input":{"kv_transfer_params":{"remote_host":"a"}}}],"schema":{"kv_transfer_params":{"type":"string"}}}`
+	answer, refusal := []byte(replacement), []byte(replacement)
+	if redact.InPlace(answer, 200); string(answer) != replacement {
 		t.Errorf("an answer became %s", answer)
 	}
 	if redact.InPlace(refusal, 422); strings.Contains(string(refusal), "remote_host") || strings.Contains(string(refusal), "string") || !json.Valid(refusal) {
@@ -97,28 +97,28 @@ var spaces = regexp.MustCompile(` +("|$)`)
 
 // Nor is it told by the event with which a stream ends, or one that another engine was asked behind.
 func TestRedactErrorTextInStreams(t *testing.T) {
-	for told, want := range map[string]string{
+	for message, want := range map[string]string{
 		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: redact.ErrorText,
 		`Failed: remote_host='s3cret', remote_port=70707 and so on`:                           redact.ErrorText,
 		`Failed: remote_host='s3cret', remote_port=70707 and so`:                              "the engine's words are withheld",
 		`no engine_id s3cret`: "withheld",
 	} {
-		testRedactErrorTextInStreams(t, told, want)
+		testRedactErrorTextInStreams(t, message, want)
 	}
 }
 
-func testRedactErrorTextInStreams(t *testing.T, told, said string) {
+func testRedactErrorTextInStreams(t *testing.T, message, replacement string) {
 	for _, c := range []struct {
 		protocol sse.Protocol
 		event    string
 	}{
-		{sse.OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
-		{sse.OpenAI, `data: {"error":{"message":"` + told + `","detail":"","msg":"oops","code":500}}`},
-		{sse.OpenAI, `data: {"\u0065rror":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
-		{sse.OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
-		{sse.OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
-		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},
-		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"status":"failed","error":{"code":"x","message":"` + told + `"}}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + message + `","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + message + `","detail":"","msg":"oops","code":500}}`},
+		{sse.OpenAI, `data: {"\u0065rror":{"message":"` + message + `","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"object":"error","message":"` + message + `","type":"InternalServerError","code":500}`},
+		{sse.OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + message + `","status_code":500}}}`},
+		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + message + `"}}`},
+		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"status":"failed","error":{"code":"x","message":"` + message + `"}}}`},
 	} {
 		for _, step := range []int{1000, 40} { // 7 would be more than maxEventParts reads, or not
 			for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
@@ -132,7 +132,7 @@ func testRedactErrorTextInStreams(t *testing.T, told, said string) {
 					send(nc, sse.LastChunk)
 					waitClosed(nc)
 				})
-				want := chunkEvent + strings.Replace(c.event, told, said+strings.Repeat(" ", len(told)-len(said)), 1) + "\n\ndata: [DONE]\n\n"
+				want := chunkEvent + strings.Replace(c.event, message, replacement+strings.Repeat(" ", len(message)-len(replacement)), 1) + "\n\ndata: [DONE]\n\n"
 				want = strings.Replace(want, `"oops"`, `"    "`, 1) // no room for any
 				if got := string(dechunk(t, dst.got)); got != want {
 					t.Errorf("in chunks of %d: %s\nbecame %s", step, c.event, got)
@@ -268,9 +268,9 @@ func BenchmarkRedact(b *testing.B) {
 	text := strings.Repeat("It is said that water boils at a hundred degrees. ", 4)
 	text = strings.Repeat(text+`\n`, 20)
 	for name, body := range map[string]string{
-		"prose, told null": `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
-		"code, told null":  `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + code + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
-		"told":             `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":` + handle + `}`,
+		"prose, error null": `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
+		"code, error null": `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + code + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
+		"error":            `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":` + handle + `}`,
 	} {
 		b.Run(name, func(b *testing.B) {
 			room := make([]byte, len(body))

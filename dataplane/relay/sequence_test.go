@@ -134,8 +134,8 @@ func TestChoicesShareOnePrompt(t *testing.T) {
 		return strings.Replace(usageEvent, `"completion_tokens":100`, fmt.Sprintf(`"completion_tokens":100,"prompt_tokens_details":{"cached_tokens":%d}`, cached), 1)
 	}
 	for _, k := range []struct {
-		sums       bool
-		told, want int
+		sums           bool
+		reported, want int
 	}{
 		{false, 4, 4}, {false, 9, 6}, // what was told before is output, though it was found
 		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
@@ -143,9 +143,9 @@ func TestChoicesShareOnePrompt(t *testing.T) {
 		tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
 		got, _, _ := relayChoices(t, tr,
 			chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(2, "B", `"stop"`, "[21]")), // two are left
-			chunksOf(choicesEvent(0, "d", `"length"`, "[31]"), choicesEvent(1, "e", `"length"`, "[12]"), usage(k.told), doneEvent)+"0\r\n\r\n")
+			chunksOf(choicesEvent(0, "d", `"length"`, "[31]"), choicesEvent(1, "e", `"length"`, "[12]"), usage(k.reported), doneEvent)+"0\r\n\r\n")
 		if want := fmt.Sprintf(`"prompt_tokens_details":{"cached_tokens":%d}`, k.want); !strings.Contains(got, want) {
-			t.Errorf("sums %v, %d told: want %s in\n%s", k.sums, k.told, want, got)
+			t.Errorf("sums %v, %d told: want %s in\n%s", k.sums, k.reported, want, got)
 		}
 	}
 }

@@ -117,10 +117,10 @@ func scanTruncated(p sse.Protocol, body []byte, step int) scanResult {
 	for len(body) > 0 {
 		n, event, _ := s.Next(body)
 		body = body[n:]
-		var thin truncator
+		var tr truncator
 		var kept []byte
 		for i := 0; i < len(event); i += step {
-			kept = thin.append(kept, event[i:min(i+step, len(event))], p == sse.OpenAI)
+			kept = tr.append(kept, event[i:min(i+step, len(event))], p == sse.OpenAI)
 		}
 		if len(kept) > 0 {
 			s.event(kept)
@@ -155,9 +155,9 @@ func FuzzTruncate(f *testing.F) {
 
 func TestTruncateAllocates(t *testing.T) {
 	piece := []byte(strings.Repeat(`{"a":"`+strings.Repeat("x", 100)+`\n","b":[1,2,{"c":[]}]},`, 50))
-	var thin truncator
+	var tr truncator
 	room := make([]byte, 0, len(piece))
-	if n := testing.AllocsPerRun(100, func() { room = thin.append(room[:0], piece, false) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { room = tr.append(room[:0], piece, false) }); n > 0 {
 		t.Errorf("%v allocations for a piece", n)
 	}
 }

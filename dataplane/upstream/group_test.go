@@ -33,8 +33,8 @@ func expectAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f fu
 		if !errors.Is(err, ErrFrozen) || call.Cancelled() {
 			t.Fatalf("it gave %v, cut %v", err, call.Cancelled())
 		}
-		if told := ClientMessage(err); !strings.HasSuffix(told, "the engine is frozen") {
-			t.Errorf("told %q", told)
+		if message := ClientMessage(err); !strings.HasSuffix(message, "the engine is frozen") {
+			t.Errorf("told %q", message)
 		}
 		return err
 	case <-time.After(long):

@@ -160,11 +160,11 @@ func TestHalfClosed(t *testing.T) {
 // connect, as often as he likes.
 func TestHandshakeErrorsAreRateLimited(t *testing.T) {
 	var mu sync.Mutex
-	said := new(strings.Builder)
+	logged := new(strings.Builder)
 	log := slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		return said.Write(p)
+		return logged.Write(p)
 	}), nil))
 	began := time.Now()
 	_, _, addr := serve(t, "unix", Options{Handler: handlerFunc(countedItem), Token: "t0ken", Log: log})
@@ -176,8 +176,8 @@ func TestHandshakeErrorsAreRateLimited(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if n, most := strings.Count(said.String(), "unauthorized"), 1+int(time.Since(began)/handshakeErrorInterval); n < 1 || n > most {
-		t.Errorf("%d lines for 20 strangers; want 1 to %d:\n%s", n, most, said)
+	if n, most := strings.Count(logged.String(), "unauthorized"), 1+int(time.Since(began)/handshakeErrorInterval); n < 1 || n > most {
+		t.Errorf("%d lines for 20 strangers; want 1 to %d:\n%s", n, most, logged)
 	}
 }
 

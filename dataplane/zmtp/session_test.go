@@ -88,8 +88,8 @@ func TestRefused(t *testing.T) {
 		return g
 	}
 	for name, k := range map[string]struct {
-		said []byte
-		want string
+		input []byte
+		want  string
 	}{
 		"HTTP":                 {[]byte("GET / HTTP/1.1\r\n"), "ZMTP"},
 		"no signature":         {greet(func(g []byte) { g[9] = 0 }), "ZMTP"},
@@ -112,7 +112,7 @@ func TestRefused(t *testing.T) {
 		"too long with more":   {joined(handshakeBytes(), long(flagMore, strings.Repeat("x", testMaxFrame+1))[:longHead]), "a frame of 1001 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if h := runSession(t, k.said); h.err == nil || !strings.Contains(h.err.Error(), k.want) || len(h.messages) > 0 {
+			if h := runSession(t, k.input); h.err == nil || !strings.Contains(h.err.Error(), k.want) || len(h.messages) > 0 {
 				t.Errorf("%v, %d messages; want %q", h.err, len(h.messages), k.want)
 			}
 		})
@@ -141,10 +141,10 @@ func FuzzSession(f *testing.F) {
 	f.Add(joined(handshakeBytes(), long(0, strings.Repeat("x", testMaxFrame)), long(0, "y")), uint8(200), uint8(1))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), uint8(1), uint8(1))
 	f.Add(joined(ourGreeting[:], short(flagCommand, "\x05READY"+property("Socket-Type", "DEALER"))), uint8(64), uint8(2))
-	f.Fuzz(func(t *testing.T, said []byte, a, b uint8) {
-		whole := runSession(t, said)
+	f.Fuzz(func(t *testing.T, input []byte, a, b uint8) {
+		whole := runSession(t, input)
 		var pieces [][]byte
-		for rest, i := said, 0; len(rest) > 0; i++ {
+		for rest, i := input, 0; len(rest) > 0; i++ {
 			n := min(len(rest), 1+int([]uint8{a, b}[i%2]))
 			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}

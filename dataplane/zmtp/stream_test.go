@@ -394,12 +394,12 @@ func TestStreamOverIPC(t *testing.T) {
 
 func TestNextPause(t *testing.T) {
 	for _, c := range []struct {
-		pause time.Duration
-		told  int
-		want  time.Duration
+		pause     time.Duration
+		announced int
+		want      time.Duration
 	}{{minPause, 0, minPause}, {minPause, 3, minPause}, {minPause, 50, maxPause}, {maxPause, 200, maxPause}, {maxPause, 512, 20 * time.Millisecond}, {minPause, 1000, minPause}, {maxPause, 3, minPause}} {
-		if got := nextPause(c.pause, c.told); got != c.want {
-			t.Errorf("%d told in %v: %v, want %v", c.told, c.pause, got, c.want)
+		if got := nextPause(c.pause, c.announced); got != c.want {
+			t.Errorf("%d told in %v: %v, want %v", c.announced, c.pause, got, c.want)
 		}
 	}
 }

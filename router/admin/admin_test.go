@@ -231,12 +231,12 @@ func TestExplainAndRequests(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
-	twin := obs.NewMetrics()
-	f := start(t, func(o *Options) { o.Compared = &Compared{Name: "round robin", Metrics: twin} })
+	compared := obs.NewMetrics()
+	f := start(t, func(o *Options) { o.Compared = &Compared{Name: "round robin", Metrics: compared} })
 	for i := range 50 {
 		f.serveOne(fmt.Sprint(i))
 	}
-	twin.FirstToken("/v1/completions", 200*time.Millisecond)
+	compared.FirstToken("/v1/completions", 200*time.Millisecond)
 	var st *Stats
 	testwait.Until(t, "a sample with the requests", func() bool {
 		var err error

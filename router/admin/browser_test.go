@@ -36,7 +36,7 @@ var (
 )
 
 // traffic simulates requests on the fixture and on a compared router until ctx ends.
-func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
+func (f *fixture) traffic(ctx context.Context, compared *obs.Metrics) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	type live struct {
 		id   string
@@ -114,13 +114,13 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 				jitter := time.Duration(rng.ExpFloat64() * float64(9*time.Millisecond))
 				q.ttft = wait + jitter
 				f.metrics.FirstToken("/v1/completions", q.ttft)
-				twin.FirstToken("/v1/completions", 95*time.Millisecond+4*jitter)
+				compared.FirstToken("/v1/completions", 95*time.Millisecond+4*jitter)
 				hit, other := 200, 80
 				if q.hit {
 					hit, other = 1050, rng.IntN(1000)
 				}
 				f.metrics.Cached(c.Rank.ID, 1200, hit+40, hit)
-				twin.Cached(c.Rank.ID, 1200, other, other)
+				compared.Cached(c.Rank.ID, 1200, other, other)
 			case q.step == 1 && age > 2500*time.Millisecond:
 				q.res.Release()
 				f.metrics.LegEnded(schedule.DecodeLeg, q.rank.ID, "ok", age)
@@ -154,9 +154,9 @@ func TestConsoleInBrowser(t *testing.T) {
 	if *browser == "" && *preview == 0 {
 		t.Skip("needs -browser CHROMIUM or -preview DURATION")
 	}
-	twin := obs.NewMetrics()
+	compared := obs.NewMetrics()
 	f := start(t, func(o *Options) {
-		o.Compared = &Compared{Name: "round_robin", Metrics: twin}
+		o.Compared = &Compared{Name: "round_robin", Metrics: compared}
 		o.Transfers = func() any { return json.RawMessage(shownTransfers) }
 	})
 	if *fullPage > 0 {
@@ -172,7 +172,7 @@ func TestConsoleInBrowser(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); f.traffic(ctx, twin) }()
+	go func() { defer close(done); f.traffic(ctx, compared) }()
 	defer func() { cancel(); <-done }()
 	if *preview > 0 {
 		fmt.Println(f.URL())

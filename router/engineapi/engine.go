@@ -346,13 +346,13 @@ func (e *Engine) checkLegRoles(r *request) error {
 	return nil
 }
 
-// converter creates the converter of a stream when its answer begins; told returns the Runner's
+// converter creates the converter of a stream when its answer begins; responseHeader returns the Runner's
 // response headers.
-func (e *Engine) converter(p *preparedRequest, told func(string) string) converter {
+func (e *Engine) converter(p *preparedRequest, responseHeader func(string) string) converter {
 	c := converter{
 		dialect: p.pool.dialect, usage: noUsage, prompt: p.prompt, eos: p.eos, stops: p.stops,
 	}
-	id := told("X-Sluice-Worker")
+	id := responseHeader("X-Sluice-Worker")
 	if c.dialect == native {
 		if d := e.deltasOf(id); d != nil {
 			c.deltas, c.formKnown = *d, true
@@ -363,7 +363,7 @@ func (e *Engine) converter(p *preparedRequest, told func(string) string) convert
 			{"X-Sluice-Worker", "worker_id"}, {"X-Sluice-Rank", "dp_rank"}, {"X-Sluice-Prefill-Worker", "prefill_worker_id"},
 			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Queue-Time", "queued"}, {"X-Sluice-Migration", "migration"},
 		} {
-			v := told(h.header)
+			v := responseHeader(h.header)
 			if v == "" && h.name == "queued" {
 				v = p.poolWait.Round(time.Millisecond).String()
 			}

@@ -44,9 +44,9 @@ const scalarSpace = 40
 // rejects extensions, maps with keys other than strings, numbers that JSON cannot represent and
 // strings that are not UTF-8, because jsonscan would misread the text after them. It returns
 // errBudgetExhausted when there is no memory.
-func (j *jsonWriter) read(b []byte, lend allocator) (rest []byte, err error) {
+func (j *jsonWriter) read(b []byte, allocate allocator) (rest []byte, err error) {
 	var ok bool
-	if j.mem, ok = lend(membudget.SizeOf(len(b) + len(b)/2 + scalarSpace)); !ok {
+	if j.mem, ok = allocate(membudget.SizeOf(len(b) + len(b)/2 + scalarSpace)); !ok {
 		return b, errBudgetExhausted
 	}
 	j.dst = j.mem.Bytes()[:0]

@@ -145,11 +145,11 @@ func BenchmarkJSON(b *testing.B) {
 			packed = msgp.AppendUint32(packed, i*7919%128_000)
 		}
 		b.Run(fmt.Sprintf("ids=%d", n), func(b *testing.B) {
-			lend := fromPacked(membudget.NewBudget(math.MaxInt64))
+			allocate := fromPacked(membudget.NewBudget(math.MaxInt64))
 			b.ReportAllocs()
 			for b.Loop() {
 				var made jsonWriter
-				if _, err := made.read(packed, lend); err != nil || !bytes.HasSuffix(made.dst, []byte("]")) {
+				if _, err := made.read(packed, allocate); err != nil || !bytes.HasSuffix(made.dst, []byte("]")) {
 					b.Fatal(err)
 				}
 				made.mem.Release()

@@ -118,15 +118,15 @@ func (c *call) OnClientGone(f func()) { c.abort.setCallback(f) }
 func (c *call) ClientGone() bool { return c.abort.aborted.Load() }
 
 // startConverter creates the converter when an answer begins.
-func (c *call) startConverter(told func(string) string) {
+func (c *call) startConverter(responseHeader func(string) string) {
 	if c.send != nil {
 		return
 	}
-	if told == nil {
-		told = func(string) string { return "" }
+	if responseHeader == nil {
+		responseHeader = func(string) string { return "" }
 	}
 	old := c.converter
-	c.converter = c.e.converter(c.p, told)
+	c.converter = c.e.converter(c.p, responseHeader)
 	c.reset(&old)
 	c.send, c.stopRequested, c.deadlinePassed = c.sendFirst, c.s.Stopped, c.abort.deadlinePassed.Load
 }

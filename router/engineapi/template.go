@@ -22,11 +22,11 @@ func (t *eventTemplate) learn(data, text, ids []byte) bool {
 		return false
 	}
 	t.index, t.prompt, t.total, t.cached = -1, -1, -1, -1
-	var said jsonscan.Value
+	var content jsonscan.Value
 	if len(text) > 0 && text[0] == '"' {
-		said = locate(data, text, jsonscan.String)
+		content = locate(data, text, jsonscan.String)
 	}
-	return t.shape.Learn(data, said, locate(data, ids, jsonscan.Array))
+	return t.shape.Learn(data, content, locate(data, ids, jsonscan.Array))
 }
 
 // gap returns the gap of the number part, nil for none, in the event just learned. If part is

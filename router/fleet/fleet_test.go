@@ -278,15 +278,15 @@ func TestFirstProbeWaitsForSGLang(t *testing.T) {
 	e.slow.Store(int64(300 * time.Millisecond))
 	e.setModels(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"sglang"}]}`)
 	e.setModels(&e.info, `{"disaggregation_mode":"null","dp_size":1,"page_size":16}`)
-	told := make(chan string, 100)
-	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, Log: slog.New(slog.NewTextHandler(lines(told), nil))})
+	logLines := make(chan string, 100)
+	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, Log: slog.New(slog.NewTextHandler(lines(logLines), nil))})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	waitRanks(t, f, "tiny", 1)
 	testwait.Until(t, "it is asked /ping", func() bool { return e.count("/ping") > 2 })
 	f.Close()
-	for len(told) > 0 {
+	for len(logLines) > 0 {
 		// What it is asked beside (GET …) has the shorter time, which a machine that stands still can miss.
-		if line := <-told; strings.Contains(line, "level=WARN") && !strings.Contains(line, "GET /") {
+		if line := <-logLines; strings.Contains(line, "level=WARN") && !strings.Contains(line, "GET /") {
 			t.Errorf("the router warned: %s", line)
 		}
 	}

@@ -65,10 +65,10 @@ func TestAskPassesOverHiddenText(t *testing.T) {
 	if got := strings.Join(a.Names(), " "); got != "good" || a.Version != "" || a.Err != nil {
 		t.Errorf("models %q, version %q, %v; want good alone", got, a.Version, a.Err)
 	}
-	said := strings.Join(a.Refused, "\n")
+	refusedList := strings.Join(a.Refused, "\n")
 	for _, want := range []string{`data[0].id: "a\u202eb"`, `data[2].parent: "good\u200b"`, `data[3].id: "c\u009bd"`, `GET /server_info: version: "0.5\x1b[31m"`} {
-		if !strings.Contains(said, want) {
-			t.Errorf("refused are\n%s\nwant %s", said, want)
+		if !strings.Contains(refusedList, want) {
+			t.Errorf("refused are\n%s\nwant %s", refusedList, want)
 		}
 	}
 	e.setModels(&e.models, `{"object":"list","data":[{"id":"a\u2066b"}]}`)

@@ -73,7 +73,7 @@ func TestNextProbe(t *testing.T) {
 		requests      int64
 		heard, probed time.Duration // ago
 		at            time.Duration // from now
-		doubt         bool
+		uncertain     bool
 	}{
 		{"idle", false, false, 0, 0, 0, time.Minute, time.Second, 2750 * ms, false},
 		{"silent with requests", false, false, 0, 0, 1, time.Minute, 3 * time.Second, -2500 * ms, true},
@@ -95,9 +95,9 @@ func TestNextProbe(t *testing.T) {
 		s.schedule.downSince.Store(int64(now - c.downFor))
 		s.schedule.lastAnswer.Store(int64(now - c.heard))
 		s.schedule.probed.Store(int64(now - c.probed))
-		at, doubt := s.nextProbe(now, &iv, s.busy(now, &iv))
-		if at != now+c.at || doubt != c.doubt {
-			t.Errorf("%s: in %s, in doubt %v; want in %s, %v", c.name, at-now, doubt, c.at, c.doubt)
+		at, uncertain := s.nextProbe(now, &iv, s.busy(now, &iv))
+		if at != now+c.at || uncertain != c.uncertain {
+			t.Errorf("%s: in %s, in doubt %v; want in %s, %v", c.name, at-now, uncertain, c.at, c.uncertain)
 		}
 	}
 }

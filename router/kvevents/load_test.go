@@ -101,7 +101,7 @@ func TestLoadFixtures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said, err := os.ReadFile(strings.TrimSuffix(name, ".bin") + ".json")
+		recorded, err := os.ReadFile(strings.TrimSuffix(name, ".bin") + ".json")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestLoadFixtures(t *testing.T) {
 			QueuedTokens           int `json:"queued_tokens"`
 			Usage                  float64
 		}
-		if err := json.Unmarshal(said, &want); err != nil {
+		if err := json.Unmarshal(recorded, &want); err != nil {
 			t.Fatal(err)
 		}
 		got, err := DecodeLoads(nil, msg)

@@ -251,9 +251,9 @@ func TestReplayOfRepeatedRestarts(t *testing.T) {
 func TestOnRestartPrecedesClear(t *testing.T) {
 	e := newEngine(t, true)
 	var r *feedHarness
-	told := make(chan int, 8)
+	notified := make(chan int, 8)
 	r = newFeedHarness(t, e, func(o *Options) {
-		o.OnRestart = func(rank *worker.Rank) { told <- o.Index.CachedBlocks(rank.Slot) }
+		o.OnRestart = func(rank *worker.Rank) { notified <- o.Index.CachedBlocks(rank.Slot) }
 	})
 	s := newEventWriter(36, 1)
 	all := batches(s, 10)
@@ -268,13 +268,13 @@ func TestOnRestartPrecedesClear(t *testing.T) {
 	e.publish(s.batch()) // a gap
 	r.await("gaps", 1)
 	r.awaitState(worker.FeedLive)
-	if len(told) != 0 {
+	if len(notified) != 0 {
 		t.Error("a gap was told as a restart")
 	}
 	e.restart()
 	e.publish(newEventWriter(37, 2).batch())
 	select {
-	case cached := <-told:
+	case cached := <-notified:
 		if cached == 0 {
 			t.Error("the index was cleared before")
 		}

@@ -56,14 +56,14 @@ func (f *Feeds) VerifyPosition(src Source, pos *Position, within time.Duration) 
 
 // await waits for one message.
 func (f *Feeds) await(ctx context.Context, s *zmtp.Stream) (zmtp.Message, error) {
-	bell := make(chan struct{}, 1)
-	ring := func() {
+	changed := make(chan struct{}, 1)
+	notify := func() {
 		select {
-		case bell <- struct{}{}:
+		case changed <- struct{}{}:
 		default:
 		}
 	}
-	if err := f.poller.Watch(s, ring); err != nil {
+	if err := f.poller.Watch(s, notify); err != nil {
 		return nil, err
 	}
 	for buf := make([]byte, readBytes); ; {
@@ -77,7 +77,7 @@ func (f *Feeds) await(ctx context.Context, s *zmtp.Stream) (zmtp.Message, error)
 			continue
 		}
 		select {
-		case <-bell:
+		case <-changed:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

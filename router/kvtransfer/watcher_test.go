@@ -122,8 +122,8 @@ func TestOverZMQ(t *testing.T) {
 
 	wait = w.Open("b", time.Now())
 	wait.AcquireSlot(time.Minute)
-	if ticket := string(wait.AppendSlot([]byte("x"))); !strings.HasPrefix(ticket, `x{"slot":`) || !strings.HasSuffix(ticket, fmt.Sprintf(`","board":%d}`, w.messageBoard.ID())) {
-		t.Errorf("ticket %s", ticket)
+	if completionSlot := string(wait.AppendSlot([]byte("x"))); !strings.HasPrefix(completionSlot, `x{"slot":`) || !strings.HasSuffix(completionSlot, fmt.Sprintf(`","board":%d}`, w.messageBoard.ID())) {
+		t.Errorf("ticket %s", completionSlot)
 	}
 	rec := wait.slot.Record(nixl.Completion{Request: wait.slot.Request, Bytes: 7, Duration: time.Millisecond})
 	k := wait.slot.Index
@@ -225,14 +225,14 @@ func TestAwaitLoss(t *testing.T) {
 		if wait.AwaitLoss() {
 			t.Error("lost without a word")
 		}
-		told := make(chan struct{})
+		notified := make(chan struct{})
 		go func() {
-			defer close(told)
+			defer close(notified)
 			testwait.Pace(2 * time.Millisecond)
 			w.handleMessage(line("recv", "failed", "a", 0, 0))
 		}()
 		lost := wait.AwaitLoss()
-		<-told
+		<-notified
 		wait.Close()
 		if lost {
 			seen++
@@ -254,20 +254,20 @@ func TestCloseOnReport(t *testing.T) {
 		t.Error("it waits for an engine that is not known to tell")
 	}
 	stock.Close()
-	for _, told := range []bool{true, false} {
+	for _, notified := range []bool{true, false} {
 		wait := w.Open("late", time.Now())
 		wait.AcquireSlot(time.Minute)
 		began := time.Now()
 		if !wait.CloseOnReport(late) {
 			t.Fatal("it does not linger")
 		}
-		if told {
+		if notified {
 			w.handleMessage(line("recv", "failed", "late", 7, 9)) // ignored: the line names no slot
 			w.handleMessage(fmt.Appendf(nil, "SLUICE1 recv ok %d %016x 7 9 0/0/1 d0 cmpl-late-0-0badcafe", wait.slot.Index, wait.slot.Nonce))
 		}
 		r := <-got
-		if took := time.Since(began); told != (r.State == completion.Done) || told != (r.Bytes == 7) || took > lingerFor+5*time.Second || !told && took < lingerFor {
-			t.Errorf("told %v: %+v after %s", told, r, took)
+		if took := time.Since(began); notified != (r.State == completion.Done) || notified != (r.Bytes == 7) || took > lingerFor+5*time.Second || !notified && took < lingerFor {
+			t.Errorf("told %v: %+v after %s", notified, r, took)
 		}
 	}
 	if n := w.Reports()["refused"]; n != 1 {

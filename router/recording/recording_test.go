@@ -263,17 +263,17 @@ func TestSlowSinkDoesNotBlock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chosen, said := 0, uint64(0)
+	chosen, reported := 0, uint64(0)
 	for i := range all {
 		switch all[i].Kind {
 		case Chosen:
 			chosen++
 		case DroppedEntries:
-			said += all[i].Count
+			reported += all[i].Count
 		}
 	}
-	if chosen+int(said) != n {
-		t.Errorf("%d written and %d said to be dropped, of %d", chosen, said, n)
+	if chosen+int(reported) != n {
+		t.Errorf("%d written and %d said to be dropped, of %d", chosen, reported, n)
 	}
 }
 

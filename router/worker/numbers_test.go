@@ -7,7 +7,7 @@ import "testing"
 func TestRankNumbers(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec           Spec
-		told           int // the lowest rank that the engine shows
+		reported       int // the lowest rank that the engine shows
 		engine, header []int
 	}{
 		"one node":                       {Spec{Ranks: []uint16{0, 1}}, 0, []int{0, 1}, []int{0, 1}},
@@ -23,7 +23,7 @@ func TestRankNumbers(t *testing.T) {
 	} {
 		w := New(c.spec)
 		info := *w.Info()
-		info.StartRank = c.told
+		info.StartRank = c.reported
 		w.SetInfo(&info)
 		for i, r := range w.Ranks {
 			if e, h := r.EngineRank(), r.HeaderRank(); e != c.engine[i] || h != c.header[i] {

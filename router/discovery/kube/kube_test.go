@@ -381,11 +381,11 @@ func TestNamesPortsAndModels(t *testing.T) {
 	testwait.Until(t, "the other is counted", func() bool { return strings.Contains(s.state().Error, "1 other") })
 
 	// The error stays while other pods change, and it is not logged again.
-	told := strings.Count(s.logs.String(), "engines/bad")
+	mentions := strings.Count(s.logs.String(), "engines/bad")
 	a.change(deleted, with(newPod("x", "decode", "10.0.0.2"), func(p *testPod) { p.namespace = "other" }))
 	testwait.Until(t, "one is out", func() bool { return s.String() == "engines.p-0 prefill http://10.0.0.1:9000" })
-	if n := strings.Count(s.logs.String(), "engines/bad"); n != told || !strings.Contains(s.state().Error, "engines/bad") {
-		t.Errorf("logged %d times, then %d; now %+v", told, n, s.state())
+	if n := strings.Count(s.logs.String(), "engines/bad"); n != mentions || !strings.Contains(s.state().Error, "engines/bad") {
+		t.Errorf("logged %d times, then %d; now %+v", mentions, n, s.state())
 	}
 	a.change(deleted, portless("bad"))
 	a.change(deleted, portless("worse"))

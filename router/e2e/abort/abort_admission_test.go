@@ -212,10 +212,10 @@ func TestSilentStreamIsAbortedAfterDelay(t *testing.T) {
 	harness.ReceiveTime(t, arrived, "decode runs")
 	abortedAt := l.Disconnect()
 	harness.WantClientGone(t, r, "silent")
-	told := time.Since(abortedAt)
+	requestTime := time.Since(abortedAt)
 	at := harness.ReceiveTime(t, cut, "decode is cut")
 	if took := at.Sub(*headAt.Load()); took < after {
 		t.Errorf("decode was cut %v behind its head; want %v at least", took, after)
 	}
-	t.Logf("the request ended %v after its client left, its leg %v", told.Round(time.Millisecond), at.Sub(abortedAt).Round(time.Millisecond))
+	t.Logf("the request ended %v after its client left, its leg %v", requestTime.Round(time.Millisecond), at.Sub(abortedAt).Round(time.Millisecond))
 }

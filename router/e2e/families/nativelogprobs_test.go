@@ -155,9 +155,9 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 	scored := `{"text":"a","meta_info":{"id":"x","finish_reason":{"type":"length","length":1},"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[` + strings.TrimSuffix(list, ",") + `]},"disaggregated_params":{"bootstrap_host":"127.0.0.1","bootstrap_port":8998,"bootstrap_room":7}}`
 	const event = `data: {"text":"a","meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[]}}` + "\n\n"
 	for _, c := range []struct {
-		name   string
-		beside bool
-		budget int64
+		name       string
+		concurrent bool
+		budget     int64
 	}{{"beside", true, 1 << 20}, {"first", false, 1 << 20}, {"beside, no room", true, 64 << 10}, {"first, no room", false, 64 << 10}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -175,7 +175,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 				}
 			})
 			pw := p.Worker(worker.Prefill, "p0")
-			if c.beside {
+			if c.concurrent {
 				pw = p.WithBootstrap("p0")
 			}
 			r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(cfg *config.Config) { cfg.Limits.MaxBody, cfg.Limits.BodyBudget = 16<<10, c.budget }), pw, d.Worker(worker.Decode, "d0"))
@@ -188,7 +188,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 			if c.budget < int64(len(scored)) {
 				wg.Wait()
 				harness.WantReason(t, a, 503, "memory_budget")
-				if !c.beside { // decode is sent only after prefill's response was read
+				if !c.concurrent { // decode is sent only after prefill's response was read
 					return
 				}
 				select {

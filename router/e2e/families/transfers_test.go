@@ -69,19 +69,19 @@ func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...co
 func (r *transferReporter) report(event, status, id, body string) {
 	var sent struct {
 		Handle struct {
-			Ticket *struct {
+			Completion *struct {
 				Slot  int
 				Nonce string
 			} `json:"sluice"`
 		} `json:"kv_transfer_params"`
 	}
-	ticket := "- -"
-	if json.Unmarshal([]byte(body), &sent) == nil && sent.Handle.Ticket != nil && event == "recv" {
-		ticket = fmt.Sprintf("%d %s", sent.Handle.Ticket.Slot, sent.Handle.Ticket.Nonce)
+	slot := "- -"
+	if json.Unmarshal([]byte(body), &sent) == nil && sent.Handle.Completion != nil && event == "recv" {
+		slot = fmt.Sprintf("%d %s", sent.Handle.Completion.Slot, sent.Handle.Completion.Nonce)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s %s 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, ticket, id), 0)
+	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s %s 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, slot, id), 0)
 }
 
 func withReportingConnector(w config.Worker) config.Worker {
@@ -174,9 +174,9 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 			if prefills != 2 || d.Requests() != 2 || k.kind != "transfer_expired" && (p0.Requests() != 1 || p1.Requests() != 1) {
 				t.Errorf("%d prefills at p0, %d at p1, %d decodes", p0.Requests(), p1.Requests(), d.Requests())
 			}
-			ticket := strings.Contains(d.Bodies[0], `,"sluice":{"slot":`)
-			if ticket == k.stock {
-				t.Errorf("a ticket: %v; decode's body %s", ticket, d.Bodies[0])
+			slot := strings.Contains(d.Bodies[0], `,"sluice":{"slot":`)
+			if slot == k.stock {
+				t.Errorf("a ticket: %v; decode's body %s", slot, d.Bodies[0])
 			}
 			if k.stock && !strings.Contains(d.Bodies[0], harness.GoodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.Bodies[0])

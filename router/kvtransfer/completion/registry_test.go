@@ -86,31 +86,31 @@ func TestLongerIDsDoNotMatch(t *testing.T) {
 
 // TestNonceOfALine: a line that names a nonce counts only for the request with that nonce.
 func TestNonceOfALine(t *testing.T) {
-	told := func(nonce string) []byte {
+	reports := func(nonce string) []byte {
 		return []byte("SLUICE1 recv failed 3 " + nonce + " 0 0 0/0/2 d0 chatcmpl-r-0f3a9c11")
 	}
 	b := NewRegistry()
 	var w Wait
 	b.Open(&w, "r", time.Now(), nil)
-	b.HandleReport(told("00000000000000aa"))
+	b.HandleReport(reports("00000000000000aa"))
 	if w.Result().State != Pending || b.Refused() != 1 {
 		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
 	}
 	w.SetNonce(0xc0ffee)
-	b.HandleReport(told("0000000000c0ffef"))
+	b.HandleReport(reports("0000000000c0ffef"))
 	if w.Result().State != Pending || b.Refused() != 2 || b.Unknown() != 0 {
 		t.Errorf("another's nonce: %+v, refused %d", w.Result(), b.Refused())
 	}
-	b.HandleReport(told("0000000000c0ffee"))
+	b.HandleReport(reports("0000000000c0ffee"))
 	if w.Close().State != Failed {
 		t.Error("its own nonce was not believed")
 	}
 	b.Open(&w, "r", time.Now(), nil)
-	b.HandleReport(told("0000000000c0ffee")) // of an earlier request with the same id
+	b.HandleReport(reports("0000000000c0ffee")) // of an earlier request with the same id
 	if w.Close().State != Pending || b.Refused() != 3 {
 		t.Errorf("an earlier request's report was booked: refused %d", b.Refused())
 	}
-	if b.HandleReport(told("xyz")) || b.Malformed() != 1 {
+	if b.HandleReport(reports("xyz")) || b.Malformed() != 1 {
 		t.Error("a nonce of other letters was taken")
 	}
 }
@@ -179,16 +179,16 @@ func TestEveryPartCounts(t *testing.T) {
 func TestFailureIsReportedOnce(t *testing.T) {
 	b := NewRegistry()
 	var w Wait
-	told := 0
-	b.Open(&w, "r", time.Now(), func() { told++ })
+	reports := 0
+	b.Open(&w, "r", time.Now(), func() { reports++ })
 	b.HandleReport([]byte(line("recv", "failed", "0/1/2", "r")))
 	b.HandleReport([]byte(line("recv", "failed", "0/0/2", "r")))
-	if told != 1 || w.Result().State != Failed {
-		t.Errorf("told %d times, %+v", told, w.Result())
+	if reports != 1 || w.Result().State != Failed {
+		t.Errorf("told %d times, %+v", reports, w.Result())
 	}
 	w.Close()
 	b.HandleReport([]byte(line("recv", "failed", "0/0/1", "r")))
-	if told != 1 {
+	if reports != 1 {
 		t.Error("told after Close")
 	}
 	if b.Count(Received, true) != 3 || b.Unknown() != 1 || b.Len() != 0 {
@@ -368,13 +368,13 @@ func TestNoAllocation(t *testing.T) {
 func TestExpiredIsReported(t *testing.T) {
 	b := NewRegistry()
 	var w Wait
-	told, go_on := make(chan struct{}), make(chan struct{})
-	b.Open(&w, "r1", time.Now(), func() { close(told); <-go_on })
+	reports, go_on := make(chan struct{}), make(chan struct{})
+	b.Open(&w, "r1", time.Now(), func() { close(reports); <-go_on })
 	line := func(event string) []byte {
 		return []byte("SLUICE1 " + event + " ok - - 0 0 0/0/1 p0 cmpl-r1-0-0badcafe")
 	}
 	go b.HandleReport(line("expired"))
-	<-told
+	<-reports
 	closed := make(chan Result)
 	go func() { closed <- w.Close() }()
 	select {

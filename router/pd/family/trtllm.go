@@ -106,9 +106,9 @@ func areNumbers(array []byte) bool {
 }
 
 // firstChoice returns choices[0] of a response and the position of the top-level member named
-// beside. choice borrows from body.
-func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Value, err error) {
-	v, other, err := jsonscan.FindTwo(body, "choices", beside)
+// member. choice borrows from body.
+func firstChoice(body []byte, member string) (choice []byte, other jsonscan.Value, err error) {
+	v, other, err := jsonscan.FindTwo(body, "choices", member)
 	if err != nil {
 		return nil, other, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
 	}

@@ -22,10 +22,10 @@ func CanRetokenize(r *worker.Rank) bool {
 
 // Retokenize asks the tokenizer of a rank's engine for the token ids of the text sent to the client and
 // stores them in c.Out. It returns "" if the ids are exact, that is, if the text of each event is one
-// token, or if loose allows other ids. rank is nil if there is none. post sends a body to the engine's
+// token, or if unconstrained allows other ids. rank is nil if there is none. post sends a body to the engine's
 // /tokenize and returns the response, nil on failure. An engine sends each token as an event of its own unless it falls behind; the boundaries
 // between several tokens in one event are unknown.
-func (c *State) Retokenize(rank *worker.Rank, loose bool, post func(body []byte) []byte) (reason string) {
+func (c *State) Retokenize(rank *worker.Rank, unconstrained bool, post func(body []byte) []byte) (reason string) {
 	if len(c.EventEnds()) == 0 {
 		c.Out = c.Out[:0]
 		c.Delivered = 0
@@ -54,7 +54,7 @@ func (c *State) Retokenize(rank *worker.Rank, loose bool, post func(body []byte)
 	switch {
 	case !ok:
 		return "no_tokenizer"
-	case !exact && !loose:
+	case !exact && !unconstrained:
 		return "retokenized"
 	}
 	c.Out, c.Delivered = ids, len(ids)

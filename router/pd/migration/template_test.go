@@ -16,7 +16,7 @@ import (
 // that no other grammar is taken for a choice.
 func TestParseChoice(t *testing.T) {
 	const texts = `["yes","yes, but \u00fc","no","\"quoted\""]`
-	for _, k := range []struct{ name, raw, told, want string }{
+	for _, k := range []struct{ name, raw, delivered, want string }{
 		{"guided_choice", texts, "", `"guided_choice":["yes","yes, but ü","no","\"quoted\""]`},
 		{"guided_choice", texts, "yes", `"guided_choice":["",", but ü"]`},
 		{"guided_choice", texts, "yes, but", `"guided_choice":[" ü"]`},
@@ -45,12 +45,12 @@ func TestParseChoice(t *testing.T) {
 			}
 			continue
 		}
-		got, ok := o.appendRemaining(nil, []byte(k.told))
+		got, ok := o.appendRemaining(nil, []byte(k.delivered))
 		if !ok {
 			got = []byte("none")
 		}
 		if string(got) != k.want {
-			t.Errorf("%s %s behind %q: %s, want %s", k.name, k.raw, k.told, got, k.want)
+			t.Errorf("%s %s behind %q: %s, want %s", k.name, k.raw, k.delivered, got, k.want)
 		}
 	}
 }
@@ -64,11 +64,11 @@ func TestContinuations(t *testing.T) {
 	prompt := `{"model":"m","stream":true,"prompt":"hi","max_tokens":20,`
 	var out strings.Builder
 	for _, k := range []struct {
-		policy *config.Migration
-		kind   front.Kind
-		body   string
-		told   string
-		conts  int
+		policy    *config.Migration
+		kind      front.Kind
+		body      string
+		delivered string
+		conts     int
 	}{
 		{&none, front.Chat, chat + `"temperature":0,"min_tokens":5}`, "", 1},
 		{&none, front.Chat, chat + `"logprobs":true}`, "", 1},
@@ -123,9 +123,9 @@ func TestContinuations(t *testing.T) {
 		for i := range k.conts {
 			conts = append(conts, Continuation{Tokens: []uint32{1, 2, 10 + uint32(i)}, PromptLen: 2})
 		}
-		member, ok := a.appendRemainingGrammar(nil, []byte(k.told))
+		member, ok := a.appendRemainingGrammar(nil, []byte(k.delivered))
 		if !ok {
-			t.Errorf("%s: nothing is left behind %q", k.body, k.told)
+			t.Errorf("%s: nothing is left behind %q", k.body, k.delivered)
 		}
 		body := a.complete(k.kind, conts, a.minTokens, 19, member)
 		if err := doc.Scan(body, jsonscan.Limits{}); err != nil {

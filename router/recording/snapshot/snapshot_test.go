@@ -256,8 +256,8 @@ func TestTheFolderOfASnapshot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if told := log.String(); want == "" && told != "" || !strings.Contains(told, want) {
-			t.Errorf("%s: logged at the start %q, want %q", path, told, want)
+		if logged := log.String(); want == "" && logged != "" || !strings.Contains(logged, want) {
+			t.Errorf("%s: logged at the start %q, want %q", path, logged, want)
 		}
 		if err := k.Close(); (err == nil) != (want == "") {
 			t.Errorf("%s: written at the end: %v", path, err)
