@@ -269,8 +269,8 @@ func BenchmarkRedact(b *testing.B) {
 	text = strings.Repeat(text+`\n`, 20)
 	for name, body := range map[string]string{
 		"prose, error null": `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
-		"code, error null": `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + code + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
-		"error":            `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":` + handle + `}`,
+		"code, error null":  `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + code + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":null}`,
+		"error":             `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5},"kv_transfer_params":` + handle + `}`,
 	} {
 		b.Run(name, func(b *testing.B) {
 			room := make([]byte, len(body))

@@ -147,7 +147,7 @@ func (f *fixture) traffic(ctx context.Context, compared *obs.Metrics) {
 // real one).
 const shownTransfers = `{"active":"zmq","reason":"nixl is off: no NIXL","tiers":[{"tier":"nixl","state":"off","reason":"no NIXL: not at /opt"},
 	{"tier":"zmq","state":"up","reason":"reports are taken at tcp://10.0.0.9:8091"},{"tier":"http","state":"up","reason":"the engines' HTTP answers"}],
-	"watched":41,"reports":{"recv_ok":1234,"recv_failed":3,"unknown":0},"outcomes":{"done":1234,"failed":3,"unknown":0},
+	"pending":41,"watched":41,"reports":{"recv_ok":1234,"recv_failed":3,"unknown":0},"outcomes":{"done":1234,"failed":3,"unknown":0},
 	"pairs":[{"from":"p1/1","to":"d1/0","transfers":900,"bytes_per_s":2.5e9,"ms_per_token":0.052},{"from":"p2/0","to":"d2/0","transfers":334,"bytes_per_s":0,"ms_per_token":0}]}`
 
 func TestConsoleInBrowser(t *testing.T) {
@@ -201,7 +201,7 @@ func TestConsoleInBrowser(t *testing.T) {
 		}
 		missing = nil
 		for _, want := range []string{"workers not ready", "p1/1", "d2/0", "round robin",
-			"told over zmq", "no NIXL: not at /opt", "41 under way; ended: 1,234 done, 3 failed", "<td class=\"n\">2.50 GB/s</td><td class=\"n\">52.0</td>"} {
+			"notifications over zmq", "no NIXL: not at /opt", "41 in flight; ended: 1,234 done, 3 failed", "<td class=\"n\">2.50 GB/s</td><td class=\"n\">52.0</td>"} {
 			if !strings.Contains(out, want) {
 				missing = append(missing, want)
 			}

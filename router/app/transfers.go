@@ -106,7 +106,7 @@ func (r *Router) exposeTransferMetrics() {
 	if w == nil {
 		return
 	}
-	m.GaugeFunc(func() float64 { return float64(w.Watched()) }, "sluice_kv_transfers_pending")
+	m.GaugeFunc(func() float64 { return float64(w.Pending()) }, "sluice_kv_transfers_pending")
 	if _, ok := w.Socket(); ok {
 		exposeSocketMetrics(m, "reports", func() zmtp.Stats { s, _ := w.Socket(); return s })
 	}
@@ -166,13 +166,15 @@ func (r *Router) transferPairs() []transferPair {
 func (r *Router) transfersView() any {
 	view := struct {
 		kvtransfer.Status
-		Watched  int              `json:"watched"`
+		Pending  int              `json:"pending"`
+		Watched  int              `json:"watched"` // the old name of Pending
 		Reports  map[string]int64 `json:"reports,omitempty"`
 		Outcomes map[string]int64 `json:"outcomes,omitempty"`
 		Pairs    []transferPair   `json:"pairs"`
 	}{Status: r.transfers.Status(), Pairs: []transferPair{}}
 	if w := r.transfers; w != nil {
-		view.Watched, view.Reports, view.Outcomes = w.Watched(), w.Reports(), w.Outcomes()
+		view.Pending, view.Reports, view.Outcomes = w.Pending(), w.Reports(), w.Outcomes()
+		view.Watched = view.Pending
 	}
 	view.Pairs = append(view.Pairs, r.transferPairs()...)
 	return view

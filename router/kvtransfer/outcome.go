@@ -95,5 +95,5 @@ func (w *Watcher) Socket() (s zmtp.Stats, ok bool) {
 	return w.zmq.stats(), true
 }
 
-// Watched returns the number of hand-overs that are watched now.
-func (w *Watcher) Watched() int { return w.registry.Len() }
+// Pending returns the number of hand-overs whose outcome is not known yet.
+func (w *Watcher) Pending() int { return w.registry.Len() }

@@ -164,7 +164,7 @@ func (w *Watcher) PassOn() {
 	w.zmq.leave()
 	quiet := 0
 	for end := time.Now().Add(passTime); quiet < 5 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if quiet++; w.Watched() > 0 {
+		if quiet++; w.Pending() > 0 {
 			quiet = 0
 		}
 	}

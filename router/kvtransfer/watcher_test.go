@@ -139,7 +139,7 @@ func TestOverZMQ(t *testing.T) {
 	send(t, s, []byte("nonsense"))
 	send(t, s, line("recv", "ok", "nobody", 1, 1))
 	testwait.Until(t, "what fits nothing is counted", func() bool { r := w.Reports(); return r["malformed"] == 1 && r["unknown"] == 1 })
-	if n := w.Watched(); n != 0 {
+	if n := w.Pending(); n != 0 {
 		t.Errorf("%d waits are open", n)
 	}
 	if o := w.Outcomes(); o["done"] != 2 || o["unknown"] != 0 {
@@ -273,8 +273,8 @@ func TestCloseOnReport(t *testing.T) {
 	if n := w.Reports()["refused"]; n != 1 {
 		t.Errorf("%d refused, want the line without a ticket", n)
 	}
-	if o := w.Outcomes(); o["done"] != 1 || o["unknown"] != 2 || w.Watched() != 0 || w.lingering.Load() != 0 {
-		t.Errorf("%v, %d open, %d linger", o, w.Watched(), w.lingering.Load())
+	if o := w.Outcomes(); o["done"] != 1 || o["unknown"] != 2 || w.Pending() != 0 || w.lingering.Load() != 0 {
+		t.Errorf("%v, %d open, %d linger", o, w.Pending(), w.lingering.Load())
 	}
 }
 

@@ -1,4 +1,4 @@
-// A line chart over the last two minutes, or what there is of them, as SVG.
+// A line chart, in SVG, of at most the last two minutes.
 
 const NS = "http://www.w3.org/2000/svg";
 const SPAN = 120_000; // ms shown at most
@@ -22,10 +22,10 @@ function niceMax(v) {
 const plain = v => v >= 100 ? Math.round(v).toLocaleString("en") : v >= 10 ? v.toFixed(1) : v.toFixed(2);
 
 export class Chart {
-  // series: [{label, cls, value(sample) -> number|null, twin: bool}]
+  // series: [{label, cls, value(sample) -> number|null, compared: bool}]
   constructor(box, key, series, { unit, max } = {}) {
     this.box = box; this.series = series; this.unit = unit; this.max = max;
-    this.samples = { own: [], twin: [] };
+    this.samples = { own: [], compared: [] };
     this.svg = svg("svg", { role: "img" });
     this.tip = document.createElement("div");
     this.tip.className = "tip"; this.tip.hidden = true;
@@ -46,7 +46,7 @@ export class Chart {
     all.splice(0, i);
   }
 
-  shown() { return this.series.filter(s => !s.twin || this.samples.twin.length); }
+  shown() { return this.series.filter(s => !s.compared || this.samples.compared.length); }
 
   legend() {
     const have = this.shown().map(s => s.label()).join();
@@ -60,14 +60,14 @@ export class Chart {
     this.legend();
     const w = this.box.clientWidth, h = this.box.clientHeight;
     if (!w || !h) return;
-    const now = Math.max(this.samples.own.at(-1)?.t ?? 0, this.samples.twin.at(-1)?.t ?? 0) || Date.now();
-    const first = Math.min(this.samples.own[0]?.t ?? now, this.samples.twin[0]?.t ?? now);
+    const now = Math.max(this.samples.own.at(-1)?.t ?? 0, this.samples.compared.at(-1)?.t ?? 0) || Date.now();
+    const first = Math.min(this.samples.own[0]?.t ?? now, this.samples.compared[0]?.t ?? now);
     const span = Math.max(LEAST, Math.min(SPAN, now - first));
     const from = now - span;
     const inner = { w: w - PAD.left - PAD.right, h: h - PAD.top - PAD.bottom };
     let top = this.max ?? 0;
     if (!this.max) {
-      for (const s of this.shown()) for (const p of this.samples[s.twin ? "twin" : "own"]) if (p.t >= from) top = Math.max(top, s.value(p) ?? 0);
+      for (const s of this.shown()) for (const p of this.samples[s.compared ? "compared" : "own"]) if (p.t >= from) top = Math.max(top, s.value(p) ?? 0);
       top = niceMax(top * 1.05);
     }
     const x = t => PAD.left + (t - from) / span * inner.w;
@@ -90,7 +90,7 @@ export class Chart {
     const latest = [];
     for (const s of this.shown()) {
       let d = "", pen = false, last = null, lastT = 0;
-      for (const p of this.samples[s.twin ? "twin" : "own"]) {
+      for (const p of this.samples[s.compared ? "compared" : "own"]) {
         const v = s.value(p);
         if (p.t < from || v == null) { pen = false; continue; }
         d += `${pen && p.t - lastT < 3000 ? "L" : "M"}${x(p.t).toFixed(1)} ${y(v).toFixed(1)}`;
@@ -104,7 +104,7 @@ export class Chart {
       out.push(svg("line", { x1: this.hover, x2: this.hover, y1: PAD.top, y2: h - PAD.bottom, class: "cursor" }));
       const lines = [`${Math.round((now - t) / 1000)} s ago`];
       for (const s of this.shown()) {
-        const p = nearest(this.samples[s.twin ? "twin" : "own"], t);
+        const p = nearest(this.samples[s.compared ? "compared" : "own"], t);
         const v = p && s.value(p);
         if (v != null) lines.push(`${s.label()}: ${plain(v)} ${this.unit}`);
       }

@@ -1,6 +1,6 @@
-// The console: polls the figures twice a second, listens to the events, and
-// hands both to the charts and the moving picture. The token comes in the
-// address's fragment, which no server sees, and stays in this tab.
+// The console polls the statistics twice a second, reads the event stream, and
+// passes both to the charts and the animation. The token is in the fragment of
+// the page's address, which the browser sends to no server, and stays in this tab.
 
 import { Chart } from "./chart.js";
 import { Flow } from "./flow.js";
@@ -25,21 +25,21 @@ if (token) {
 } else token = sessionStorage.getItem("token");
 
 const POLL = 500;
-let names = { own: "router", twin: "twin" };
-const last = { own: 0, twin: 0 };
-let twin = true; // until the router says there is none
-let newest = null, newestTwin = null;
+let names = { own: "router", compared: "compared" };
+const last = { own: 0, compared: 0 };
+let compared = true; // until the router answers that it compares with nothing
+let newest = null, newestCompared = null;
 
 const flow = new Flow($("flow"));
 const transfers = new Transfers($("transfers"));
 const hit = new Chart($("hit"), $("hit-key"), [
-  { label: () => `actual, ${names.twin}`, cls: "s-own s-twin", twin: true, value: s => s.hit_actual == null ? null : s.hit_actual * 100 },
+  { label: () => `actual, ${names.compared}`, cls: "s-own s-compared", compared: true, value: s => s.hit_actual == null ? null : s.hit_actual * 100 },
   { label: () => "predicted", cls: "s-own2", value: s => s.hit_predicted == null ? null : s.hit_predicted * 100 },
   { label: () => "actual", cls: "s-own", value: s => s.hit_actual == null ? null : s.hit_actual * 100 },
 ], { unit: "%", max: 100 });
 const ttft = new Chart($("ttft"), $("ttft-key"), [
-  { label: () => `p99, ${names.twin}`, cls: "s-own3 s-twin", twin: true, value: s => s.ttft_p99_ms },
-  { label: () => `p50, ${names.twin}`, cls: "s-own s-twin", twin: true, value: s => s.ttft_p50_ms },
+  { label: () => `p99, ${names.compared}`, cls: "s-own3 s-compared", compared: true, value: s => s.ttft_p99_ms },
+  { label: () => `p50, ${names.compared}`, cls: "s-own s-compared", compared: true, value: s => s.ttft_p50_ms },
   { label: () => "p99", cls: "s-own3", value: s => s.ttft_p99_ms },
   { label: () => "p50", cls: "s-own", value: s => s.ttft_p50_ms },
 ], { unit: "ms" });
@@ -106,7 +106,7 @@ function tiles(st, tw) {
   $("router-sub").textContent = extra || st.total.retries ? `${whole(st.total.retries)} retries, ${whole(extra)} fall-backs` : names.own;
 }
 
-const versus = (v, f, unit) => v == null ? "\u00a0" : `${names.twin}: ${f(v)} ${unit}`;
+const versus = (v, f, unit) => v == null ? "\u00a0" : `${names.compared}: ${f(v)} ${unit}`;
 
 function uptime(s) {
   if (s < 120) return `${Math.round(s)} s`;
@@ -117,27 +117,27 @@ function uptime(s) {
 async function poll() {
   const [st, ws, tw] = await Promise.all([
     api(`/admin/v1/stats?since=${last.own}`), api("/admin/v1/workers"),
-    twin ? api(`/admin/v1/compare?since=${last.twin}`).catch(e => { if (e.status === 404) twin = false; return null; }) : null,
+    compared ? api(`/admin/v1/compare?since=${last.compared}`).catch(e => { if (e.status === 404) compared = false; return null; }) : null,
   ]);
   take("own", st);
   newest = st;
-  if (tw) { take("twin", tw); newestTwin = tw; }
+  if (tw) { take("compared", tw); newestCompared = tw; }
   flow.workers(ws.workers);
-  tiles(st, newestTwin);
+  tiles(st, newestCompared);
   hit.draw();
   ttft.draw();
   const ill = ws.workers.filter(w => w.state !== "ready").length;
   status(ill ? `${ill} of ${ws.workers.length} workers not ready` : `${ws.workers.length} workers ready`, ill ? "bad" : "fine");
 }
 
-const SHOWN = 14; // finished ones first: they have something to tell
+const SHOWN = 14; // finished requests first: their rows are complete
 let recentKey = "";
 async function recent() {
   const all = (await api("/admin/v1/requests?limit=150")).requests;
   const ended = all.filter(q => q.done).slice(0, SHOWN);
   const requests = ended.length < SHOWN ? all.slice(0, SHOWN) : ended;
   const key = requests.map(q => q.id + q.done).join();
-  const held = document.activeElement?.closest?.("#recent"); // not under the user's fingers
+  const held = document.activeElement?.closest?.("#recent"); // not while the user has a row in focus
   if (key === recentKey || held) return;
   recentKey = key;
   $("recent").tBodies[0].replaceChildren(...requests.map(q => {
@@ -146,7 +146,7 @@ async function recent() {
     open.title = q.id;
     open.onclick = () => why(q.id);
     first.append(open);
-    end.append(el("span", q.done && q.status >= 400 ? "bad" : "", q.done ? `${q.status}${q.reason ? ` ${q.reason}` : ""}` : "under way"));
+    end.append(el("span", q.done && q.status >= 400 ? "bad" : "", q.done ? `${q.status}${q.reason ? ` ${q.reason}` : ""}` : "in flight"));
     tr.append(first, el("td", "", q.prefill ?? (q.whole ? "–" : "")), el("td", "", q.decode ?? q.whole ?? ""), el("td", "n", whole(q.prompt_tokens)),
       el("td", "n", `${whole(q.cached_predicted)} / ${q.cached_reported >= 0 ? whole(q.cached_reported) : "?"}`),
       el("td", "n", q.ttft_ms ? fine(q.ttft_ms) : ""), el("td", "n", q.total_ms ? fine(q.total_ms) : ""), end);
@@ -158,14 +158,14 @@ const TERMS = ["prefill", "transfer", "queue", "waiting", "decode", "pressure"];
 
 async function why(id) {
   const body = $("why-body");
-  $("why-title").textContent = `Why ${id} went where it went`;
+  $("why-title").textContent = `Routing of request ${id}`;
   body.replaceChildren();
   if (!$("why").open) $("why").showModal();
   let rec;
   try { rec = await api(`/admin/v1/explain?id=${encodeURIComponent(id)}`); } catch (e) { body.append(el("p", "bad", e.message)); return; }
   for (const d of rec.decisions) {
-    body.append(el("h3", "", `${d.leg} leg, attempt ${d.attempt}: ${d.chosen || "nobody left"}`));
-    body.append(el("p", "quiet", `${whole(d.prompt_tokens)} prompt tokens, ${whole(d.candidates)} candidates${d.excluded ? `, ${d.excluded} excluded` : ""}; costs are estimated milliseconds, the least wins`));
+    body.append(el("h3", "", `${d.leg} leg, attempt ${d.attempt}: ${d.chosen || "no candidate"}`));
+    body.append(el("p", "quiet", `${whole(d.prompt_tokens)} prompt tokens, ${whole(d.candidates)} candidates${d.excluded ? `, ${d.excluded} excluded` : ""}; costs are estimated milliseconds; the lowest wins`));
     const terms = TERMS.filter(t => d.shown.some(c => c.terms_ms[t]));
     const table = el("table"), head = el("tr"), rows = el("tbody"), top = el("thead");
     for (const h of ["rank", "cost", ...terms, "cached tokens", "tokens to prefill", "blocks", "requests", "events"]) head.append(el("th", h === "rank" || h === "events" ? "" : "n", h));
@@ -182,16 +182,16 @@ async function why(id) {
     body.append(scroll);
   }
   if (rec.notes?.length) {
-    body.append(el("h3", "", "On the way"));
+    body.append(el("h3", "", "Notes"));
     for (const n of rec.notes) body.append(el("p", "", `${fine(n.at_ms)} ms: ${n.text}`));
   }
   const o = rec.outcome;
-  body.append(el("h3", "", "End"), el("p", o && o.status >= 400 ? "bad" : "", o ? `status ${o.status}${o.reason ? ` (${o.reason})` : ""} after ${fine(o.total_ms)} ms` +
-    `${o.ttft_ms ? `, first token after ${fine(o.ttft_ms)} ms` : ""}; ${whole(o.output_tokens)} output tokens` : "still under way"));
+  body.append(el("h3", "", "Outcome"), el("p", o && o.status >= 400 ? "bad" : "", o ? `status ${o.status}${o.reason ? ` (${o.reason})` : ""} after ${fine(o.total_ms)} ms` +
+    `${o.ttft_ms ? `, first token after ${fine(o.ttft_ms)} ms` : ""}; ${whole(o.output_tokens)} output tokens` : "in flight"));
 }
 $("why-close").onclick = () => $("why").close();
 
-// events reads the stream for ever, coming again after a pause when it ends.
+// events reads the event stream without end; when the stream ends it connects again after a pause.
 async function events() {
   for (;;) {
     try {
@@ -208,7 +208,7 @@ async function events() {
           for (const p of parts) if (p.startsWith("data: ")) flow.event(JSON.parse(p.slice(6)));
         }
       }
-    } catch { /* the poll says what is wrong */ }
+    } catch { /* the poll reports the cause */ }
     await pause(1500);
   }
 }
@@ -231,8 +231,8 @@ async function main() {
           if (given.get("why")) why(given.get("why"));
         }
       } catch (e) {
-        if (e.status === 401) await askToken("The token is not this router’s (it changes at each start unless it is set).");
-        else status(e.status ? e.message : "the router does not answer", "bad");
+        if (e.status === 401) await askToken("This router does not accept the token. Unless admin.token is set, it changes at each start.");
+        else status(e.status ? e.message : "the router does not respond", "bad");
       }
     }
     await pause(Math.max(50, POLL - (performance.now() - began)));

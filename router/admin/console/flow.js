@@ -1,8 +1,8 @@
-// The moving picture: a card for each rank, a dot for each request that flies
-// from the router to its prefill rank, on to its decode rank, and away.
+// The animation: a card for each rank, and for each request a dot that moves from the
+// router to its prefill rank, then to its decode rank, and disappears at the end.
 
-const FLY = 520;       // ms of one flight
-const MAX_DOTS = 400;  // more would be a blur; the rest is counted, not drawn
+const FLY = 520;       // ms for which a dot moves between two cards
+const MAX_DOTS = 400;  // more would be unreadable; other requests are counted only
 const FORGET = 120_000; // ms after which a request without an end is dropped
 
 const el = (tag, cls, text) => {
@@ -70,7 +70,7 @@ export class Flow {
     }
   }
 
-  // point in the canvas's own pixels, half way down an edge of a card
+  // edge returns the middle of a card's left or right edge, in pixels of the canvas
   edge(node, right) {
     const a = node.getBoundingClientRect(), b = this.root.getBoundingClientRect();
     return { x: (right ? a.right : a.left) - b.left, y: a.top + a.height / 2 - b.top };
@@ -118,17 +118,17 @@ export class Flow {
         x = bez(d.from.x, mid, mid, to.x, q);
         y = bez(d.from.y, d.from.y, to.y, to.y, q) + (d.seed - .5) * 14 * Math.sin(Math.PI * p);
       } else if (d.ending && now >= d.endedAt) {
-        const gone = (now - d.endedAt) / 350;
-        if (gone >= 1) { this.dots.delete(id); continue; }
+        const faded = (now - d.endedAt) / 350;
+        if (faded >= 1) { this.dots.delete(id); continue; }
         busy = true;
         const out = this.exit(node.el);
-        x = out.x + gone * 26; y = out.y + (d.seed - .5) * 24; alpha = 1 - gone;
+        x = out.x + faded * 26; y = out.y + (d.seed - .5) * 24; alpha = 1 - faded;
       } else {
         if (d.ending) busy = true;
         const n = docked.get(d.rank) ?? 0;
         docked.set(d.rank, n + 1);
         if (n >= 40) continue;
-        x = to.x - 9 - Math.floor(n / 5) * 7; y = to.y + (n % 5 - 2) * 7; // five to a column, before the card
+        x = to.x - 9 - Math.floor(n / 5) * 7; y = to.y + (n % 5 - 2) * 7; // columns of five, left of the card
       }
       g.globalAlpha = alpha;
       g.fillStyle = d.bad && d.ending ? colour.bad : d.warm ? colour.warm : colour.cold;
@@ -138,7 +138,7 @@ export class Flow {
     if (busy) this.wake();
   }
 
-  // rails are the ways that dots may take, faint
+  // rails draws faint lines along which dots may move
   rails(g, colour) {
     const of = role => [...this.root.querySelectorAll(`#col-${role}:not([hidden]) .ranks:not(.many) .node:not(.down)`)];
     const p = of("prefill"), d = of("decode"), a = of("aggregated");
@@ -158,7 +158,7 @@ export class Flow {
 
 const bez = (a, b, c, d, t) => { const u = 1 - t; return u * u * u * a + 3 * u * u * t * b + 3 * u * t * t * c + t * t * t * d; };
 
-// card makes the picture of one rank.
+// card makes the element that shows one rank.
 function card(id) {
   const root = el("div", "node"), line = el("div", "line"), name = el("span", "name", id), state = el("span", "state");
   line.append(name, state);

@@ -1,5 +1,5 @@
-// The panel of KV transfers: by which tier the router is told of them, why not by a
-// better one, what became of them, and what they took between each two ranks.
+// The panel of KV transfers: the tier that notifies the router of them, why no better
+// tier is in use, their outcomes, and bandwidth and time between each pair of ranks.
 
 const el = (tag, cls, text) => {
   const e = document.createElement(tag);
@@ -9,7 +9,7 @@ const el = (tag, cls, text) => {
 };
 const whole = v => Math.round(v).toLocaleString("en");
 
-// rate in the unit that leaves one to three digits before the point.
+// rate formats a bandwidth in the unit that leaves one to three digits before the decimal point.
 export function rate(bytesPerSecond) {
   if (!bytesPerSecond) return "–";
   for (const [unit, size] of [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]])
@@ -17,13 +17,13 @@ export function rate(bytesPerSecond) {
   return `${whole(bytesPerSecond)} B/s`;
 }
 
-// counted lists the counts that are not zero, in words.
+// counted lists the counts that are not zero with their names.
 export function counted(counts) {
   return Object.entries(counts ?? {}).filter(([, n]) => n > 0).sort().map(([name, n]) => `${whole(n)} ${name.replaceAll("_", " ")}`).join(", ");
 }
 
 const STATES = { up: "fine", down: "bad", starting: "", off: "quiet" };
-const MOST = 200; // pairs shown: those with the most transfers
+const MOST = 200; // pairs shown, those with the most transfers first
 
 export class Transfers {
   #root;
@@ -32,13 +32,13 @@ export class Transfers {
 
   // draw shows an answer of /admin/v1/transfers.
   draw(view) {
-    const asked = view.tiers.some(t => t.tier !== "http" && t.state !== "off") || view.pairs.length > 0;
-    this.#root.hidden = !asked;
-    if (!asked) return;
+    const enabled = view.tiers.some(t => t.tier !== "http" && t.state !== "off") || view.pairs.length > 0;
+    this.#root.hidden = !enabled;
+    if (!enabled) return;
     const part = name => this.#root.querySelector(`[data-part=${name}]`);
-    part("active").textContent = `told over ${view.active}`;
+    part("active").textContent = `notifications over ${view.active}`;
     const ends = counted(view.outcomes), reports = counted(view.reports);
-    part("counts").textContent = `${whole(view.watched ?? 0)} under way${ends ? `; ended: ${ends}` : ""}${reports ? `; reports: ${reports}` : ""}`;
+    part("counts").textContent = `${whole(view.pending ?? 0)} in flight${ends ? `; ended: ${ends}` : ""}${reports ? `; reports: ${reports}` : ""}`;
     part("tiers").replaceChildren(...view.tiers.map(t => {
       const row = el("tr", t.tier === view.active ? "chosen" : ""), state = el("td");
       state.append(el("span", STATES[t.state] ?? "bad", t.state));
@@ -52,6 +52,6 @@ export class Transfers {
         el("td", "n", p.ms_per_token ? (p.ms_per_token * 1000).toPrecision(3) : "–"));
       return row;
     }));
-    part("more").textContent = pairs.length > MOST ? `${whole(pairs.length - MOST)} pairs more` : pairs.length ? "" : "no transfer has been measured yet";
+    part("more").textContent = pairs.length > MOST ? `${whole(pairs.length - MOST)} more pairs` : pairs.length ? "" : "no transfer has been measured yet";
   }
 }

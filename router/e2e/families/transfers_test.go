@@ -181,7 +181,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 			if k.stock && !strings.Contains(d.Bodies[0], harness.GoodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.Bodies[0])
 			}
-			testwait.UntilWithin(t, 5*time.Second, "no wait is left open", func() bool { return r.Transfers.Watched() == 0 })
+			testwait.UntilWithin(t, 5*time.Second, "no wait is left open", func() bool { return r.Transfers.Pending() == 0 })
 		})
 	}
 }
@@ -271,7 +271,7 @@ func TestTransferIsShown(t *testing.T) {
 		t.Errorf("health: %s", health)
 	}
 	js := harness.Get(t, "http://"+r.Admin.Addr()+"/admin/v1/transfers", "Authorization", "Bearer "+r.Config.Admin.Token).Body
-	if !strings.Contains(string(js), `"from":"p0/0","to":"d0/0","transfers":1,"bytes_per_s":419430400,`) {
+	if !strings.Contains(string(js), `"from":"p0/0","to":"d0/0","transfers":1,"bytes_per_s":419430400,`) || !strings.Contains(string(js), `"pending":0,"watched":0,`) {
 		t.Errorf("admin: %s", js)
 	}
 }
