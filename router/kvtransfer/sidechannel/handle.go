@@ -3,7 +3,6 @@ package sidechannel
 import (
 	"net"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
 
@@ -39,14 +38,6 @@ func supportedVersion(version string) (withPP, ok bool) {
 		return false, false
 	}
 	return n >= 26, true
-}
-
-func hostOf(base string) string {
-	u, err := url.Parse(base)
-	if err != nil {
-		return ""
-	}
-	return u.Hostname()
 }
 
 // readHandle parses a handle. It returns false when the engine's release is unsupported or the
@@ -93,7 +84,7 @@ func readHandle(rank *worker.Rank, handle []byte) (handleInfo, bool) {
 	if host == "" || strings.ContainsAny(host, "/;,* ") {
 		return l, false
 	}
-	l.rank, l.ownHost = rank, host == hostOf(rank.URL)
+	l.rank, l.ownHost = rank, host == strings.Trim(rank.Host(), "[]")
 	l.endpoint = "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 	return l, true
 }

@@ -269,6 +269,24 @@ func TestSupportedEngines(t *testing.T) {
 	k.Close()
 }
 
+// TestHandleHost checks when a handle's host is the rank's own, from which the manager learns engine ids.
+func TestHandleHost(t *testing.T) {
+	for _, c := range []struct {
+		url, host string
+		own       bool
+	}{
+		{"http://127.0.0.1:8100", "127.0.0.1", true}, {"http://127.0.0.1:8100", "127.0.0.2", false},
+		{"http://[::1]:8100", "::1", true}, {"http://[::1]", "::1", true}, {"http://[::1]:8100", "::2", false},
+	} {
+		rank := prefillRank("0.32.0")
+		rank.URL = c.url
+		h, ok := readHandle(rank, bytes.Replace(handleOf("e", "r", "5600"), []byte("127.0.0.1"), []byte(c.host), 1))
+		if !ok || h.ownHost != c.own {
+			t.Errorf("%s, handle of %s: own host %v, want %v (readable %v)", c.url, c.host, h.ownHost, c.own, ok)
+		}
+	}
+}
+
 // TestWire uses bytes from a real engine's serializer (vLLM 0.33.0's msgspec classes).
 func TestWire(t *testing.T) {
 	if got, want := appendQuery(0, 1, true), "\x93\xc4\x0cget_meta_msg\x00\x01"; string(got) != want {
