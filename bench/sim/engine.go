@@ -112,7 +112,7 @@ func (e *Engine) end() {
 }
 
 // Crash kills the engine as kill -9 would: connections are reset, ports refuse
-// connections, pinned blocks and caches are lost. Restart starts it again.
+// connections, leased blocks and caches are lost. Restart starts it again.
 func (e *Engine) Crash() {
 	if l := e.incarnation(); l != nil {
 		e.crash(l, true)

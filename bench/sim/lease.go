@@ -40,18 +40,18 @@ func (ls *leases) untilNext(now time.Time) time.Duration {
 	return max(ls.next.Sub(now), 0) + time.Millisecond
 }
 
-// lease pins the blocks of a finished prefill.
+// lease keeps the blocks of a finished prefill.
 func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
-// pin leases the blocks of a prefill that ended in a way that keeps them.
-func (r *rank) pin(s *seq) {
+// leasePrefill keeps the blocks of a prefill that ended in a way that keeps them.
+func (r *rank) leasePrefill(s *seq) {
 	if s.j.prefillLeg && s == s.j.seqs[0] && (s.Reason == "length" || r.o.release.StopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
 }
 
-// leaseAs pins the blocks under another key than the request's id, for ttl.
+// leaseAs keeps the blocks under another key than the request's id, for ttl.
 func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	until := time.Now().Add(ttl)
 	if len(r.leases.byID) == 0 || until.Before(r.leases.next) {
@@ -91,8 +91,8 @@ func (r *rank) expire(now time.Time) {
 	}
 }
 
-// pinned returns the number of leased blocks.
-func (ls *leases) pinned() (n int) {
+// blocks returns the number of leased blocks.
+func (ls *leases) blocks() (n int) {
 	for _, l := range ls.byID {
 		n += len(l.blocks)
 	}

@@ -52,8 +52,8 @@ func TestMooncake(t *testing.T) {
 			t.Fatalf("prefill: %d %s; want 200 without a handle", a.status, a.body)
 		}
 		if !decodeFirst {
-			if s := p.Stats().Ranks[1]; s.BlocksPinned != 13 {
-				t.Errorf("prefill offers %d blocks, want 13", s.BlocksPinned)
+			if s := p.Stats().Ranks[1]; s.BlocksLeased != 13 {
+				t.Errorf("prefill offers %d blocks, want 13", s.BlocksLeased)
 			}
 			got <- post(t, d, "/v1/completions", decodeBody(idPrompt(200, 1), dp, 8, false))
 		}
@@ -158,7 +158,7 @@ func TestPush(t *testing.T) {
 	p, d := startPair(t, Options{PD: "nixl-push"})
 	prompt := idPrompt(100, 1)
 	a := post(t, p, "/v1/completions", prefillBody(prompt, prefillParams), "X-Request-Id", "first")
-	if !strings.Contains(a.handle(), `"transfer_mode":"push"`) || p.Stats().Sum().BlocksPinned == 0 {
+	if !strings.Contains(a.handle(), `"transfer_mode":"push"`) || p.Stats().Sum().BlocksLeased == 0 {
 		t.Fatalf("handle %s, %+v", a.handle(), p.Stats().Sum())
 	}
 	if da := decode(t, d, prompt, a.handle()); da.status != 200 {

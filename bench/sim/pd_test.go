@@ -87,7 +87,7 @@ func TestHandOver(t *testing.T) {
 	if !regexp.MustCompile(`"remote_request_id":"cmpl-pd-1-0-[0-9a-f]{8}"`).MatchString(h) || !strings.Contains(h, p.EngineID()+`_dp1"`) {
 		t.Errorf("identity in the handle: %s", h)
 	}
-	if s := p.Stats().Ranks[1]; s.BlocksPinned != 13 || s.Leases != 1 || s.BlocksTotal-s.BlocksFree != 13 {
+	if s := p.Stats().Ranks[1]; s.BlocksLeased != 13 || s.Leases != 1 || s.BlocksTotal-s.BlocksFree != 13 {
 		t.Errorf("after prefill: %+v", s)
 	}
 	a := decode(t, d, prompt, h, "X-data-parallel-rank", "1")
@@ -97,7 +97,7 @@ func TestHandOver(t *testing.T) {
 	}
 	testwait.Until(t, "blocks released", func() bool {
 		s := p.Stats().Ranks[1]
-		return s.BlocksPinned == 0 && s.LeasesReleased == 1 && s.BlocksFree == s.BlocksTotal
+		return s.BlocksLeased == 0 && s.LeasesReleased == 1 && s.BlocksFree == s.BlocksTotal
 	})
 	s := d.Stats().Ranks[1]
 	if s.External != 200 || s.LocalCompute != 0 || s.Transfers != 1 || s.TransferBytes != 199*(128<<10) || s.BlocksFree != s.BlocksTotal {
@@ -109,7 +109,7 @@ func TestHandOver(t *testing.T) {
 		t.Errorf("cached tokens in the handle: %s", h)
 	}
 	decode(t, d, prompt, h, "X-data-parallel-rank", "1")
-	testwait.Until(t, "second lease released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.Until(t, "second lease released", func() bool { return p.Stats().Sum().BlocksLeased == 0 })
 	if s := d.Stats().Ranks[1]; s.LocalHit != 192 {
 		t.Errorf("second decode hit %d tokens locally, want 192", s.LocalHit)
 	}
@@ -126,7 +126,7 @@ func TestDecodeN(t *testing.T) {
 	if s := d.Stats().Sum(); s.Transfers != 1 || s.LocalHit != 2*96 {
 		t.Errorf("n=3: %+v", s)
 	}
-	testwait.Until(t, "released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.Until(t, "released", func() bool { return p.Stats().Sum().BlocksLeased == 0 })
 }
 
 func TestPromptIDsInHandle(t *testing.T) {
@@ -150,7 +150,7 @@ func TestLeaseExpires(t *testing.T) {
 			h := prefill(t, p, prompt)
 			testwait.Until(t, "lease expired", func() bool {
 				s := p.Stats().Sum()
-				return s.LeasesExpired == 1 && s.BlocksPinned == 0 && s.BlocksFree == s.BlocksTotal
+				return s.LeasesExpired == 1 && s.BlocksLeased == 0 && s.BlocksFree == s.BlocksTotal
 			})
 			a := decode(t, d, prompt, h)
 			if want := map[bool]int{true: 200, false: 500}[mode == "garbage"]; a.status != want {
@@ -311,16 +311,16 @@ func TestAbortReleasesPrefill(t *testing.T) {
 			c.Close()
 			testwait.Until(t, "all freed", func() bool {
 				ps, ds := p.Stats().Sum(), d.Stats().Sum()
-				return ps.BlocksPinned == 0 && ds.BlocksFree == ds.BlocksTotal && ds.Running+ds.Waiting == 0 && ds.Aborted == 1
+				return ps.BlocksLeased == 0 && ds.BlocksFree == ds.BlocksTotal && ds.Running+ds.Waiting == 0 && ds.Aborted == 1
 			})
 		})
 	}
 }
 
-// TestEarlyAbortLeavesBlocksPinned is vLLM's third finding: a client gone before the
+// TestEarlyAbortLeavesBlocksLeased is vLLM's third finding: a client gone before the
 // engine knew the decode leaves the prefill's blocks to the lease, and the head of its
 // stream does not say that it does.
-func TestEarlyAbortLeavesBlocksPinned(t *testing.T) {
+func TestEarlyAbortLeavesBlocksLeased(t *testing.T) {
 	p := fastOptions(t, Options{Lease: 2 * time.Second})
 	d := fastOptions(t, Options{Speed: 1, Cost: cost.Model{Admit: time.Hour}})
 	prompt := idPrompt(320, 8)
@@ -328,7 +328,7 @@ func TestEarlyAbortLeavesBlocksPinned(t *testing.T) {
 	c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 10, true), 0)
 	c.Close()
 	testwait.Until(t, "client missed", func() bool { return d.Stats().AbortedEarly == 1 })
-	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {
+	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksLeased != 20 && s.LeasesExpired == 0 {
 		t.Errorf("prefill side: %+v", s)
 	}
 	if d.Stats().Sum().Requests != 0 {

@@ -22,7 +22,7 @@ func TestReleases(t *testing.T) {
 		if a := decode(t, d, prompt, h, "X-Request-Id", "r1"); a.status != 200 || d.Stats().Sum().Transfers != 1 {
 			t.Errorf("%s: decode %d %s; %+v", rel, a.status, a.body, d.Stats().Sum())
 		}
-		testwait.Until(t, rel+": blocks are free", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+		testwait.Until(t, rel+": blocks are free", func() bool { return p.Stats().Sum().BlocksLeased == 0 })
 		if n := p.Stats().Sum().LeasesReleased; n != 1 {
 			t.Errorf("%s: %d leases freed", rel, n)
 		}
@@ -36,7 +36,7 @@ func TestReleaseRequestID(t *testing.T) {
 	prompt := idPrompt(40, 1)
 	h := prefill(t, p, prompt, "X-Request-Id", "one")
 	decode(t, d, prompt, h, "X-Request-Id", "two")
-	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksPinned == 0 || d.Stats().Sum().GarbageReads != 1 {
+	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksLeased == 0 || d.Stats().Sum().GarbageReads != 1 {
 		t.Errorf("prefill %+v, %d garbage reads", s, d.Stats().Sum().GarbageReads)
 	}
 }
@@ -78,8 +78,8 @@ func TestReleaseStop(t *testing.T) {
 	body := `{"prompt":` + idPrompt(40, 1) + `,"max_tokens":50,"stop":[" ",".","a","e","o"],"kv_transfer_params":` + prefillParams + `}`
 	for rel, handle := range map[string]bool{"0.20": false, "0.21": true} {
 		p := fastOptions(t, Options{Release: rel})
-		if a := post(t, p, "/v1/completions", body); (a.handle() != "null") != handle || (p.Stats().Sum().BlocksPinned > 0) != handle {
-			t.Errorf("%s: a prefill that ended with stop answered %s, %d blocks pinned", rel, a.handle(), p.Stats().Sum().BlocksPinned)
+		if a := post(t, p, "/v1/completions", body); (a.handle() != "null") != handle || (p.Stats().Sum().BlocksLeased > 0) != handle {
+			t.Errorf("%s: a prefill that ended with stop answered %s, %d blocks leased", rel, a.handle(), p.Stats().Sum().BlocksLeased)
 		}
 	}
 }

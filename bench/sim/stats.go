@@ -62,7 +62,7 @@ type RankStats struct {
 	BlocksTotal                   int // without the null block
 	BlocksFree                    int // cached or not
 	BlocksCached                  int // with a hash, each copy counted, in use or free
-	BlocksPinned                  int // leased
+	BlocksLeased                  int // leased
 	Leases                        int
 	Evictions, Preemptions        int
 	Steps                         int
@@ -105,7 +105,7 @@ func (r *rank) stats() (s RankStats) {
 			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.heldLast),
 			DelayedAnswers: int(n.delayedAnswers),
 			BlocksTotal:    r.pool.Total(), BlocksFree: r.pool.Free, BlocksCached: r.pool.Copies,
-			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.byID),
+			BlocksLeased: r.leases.blocks(), Leases: len(r.leases.byID),
 			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
 			PrefixQueries: int(n.queries), PrefixHits: int(n.hits),
 			PromptTokens: int(n.prompt), LocalCompute: int(n.localCompute), LocalHit: int(n.localHit), External: int(n.external),
@@ -154,7 +154,7 @@ func (s Stats) Sum() (t RankStats) {
 		t.BlocksTotal += r.BlocksTotal
 		t.BlocksFree += r.BlocksFree
 		t.BlocksCached += r.BlocksCached
-		t.BlocksPinned += r.BlocksPinned
+		t.BlocksLeased += r.BlocksLeased
 		t.Leases += r.Leases
 		t.Evictions += r.Evictions
 		t.Preemptions += r.Preemptions

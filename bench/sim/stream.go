@@ -30,7 +30,7 @@ func (r *rank) emit() {
 			continue
 		}
 		if last {
-			r.pin(s)
+			r.leasePrefill(s)
 		}
 		r.sendToken(s, id, text)
 		if j.Params.Stream && r.o.Coalesce {

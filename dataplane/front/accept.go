@@ -265,7 +265,7 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 		return nil
 	}
 	if c.expectProxyHeader = c.fromProxy && live.Proxies.ProxyProtocol != ""; c.expectProxyHeader {
-		c.readState.pin()
+		c.readState.keepLocal()
 	}
 	if c.hasReservedFD() && !s.acquireReservedConn(c) {
 		s.rejectConn(c)

@@ -48,7 +48,7 @@ type readState struct{ bits atomic.Uint32 }
 const (
 	readStarted = 1 << iota // bytes of a head have been read or are being read; a drain waits for the request
 	readClaimed             // the connection is to be handed off; this process must not read it
-	readPinned              // the connection stays here: its PROXY header is unread, or the successor has refused it
+	readLocal               // the connection stays here: its PROXY header is unread, or the successor has refused it
 )
 
 // startRead records that bytes are being read. It returns false if the connection is claimed
@@ -58,14 +58,14 @@ func (i *readState) startRead() bool { return i.bits.Or(readStarted)&readClaimed
 // endRead records that a read has returned no bytes.
 func (i *readState) endRead() { i.bits.And(^uint32(readStarted)) }
 
-func (i *readState) started() bool { return i.bits.Load()&(readStarted|readClaimed) != 0 }
-func (i *readState) claimed() bool { return i.bits.Load()&readClaimed != 0 }
-func (i *readState) claim() bool   { return i.bits.CompareAndSwap(0, readClaimed) }
-func (i *readState) pinned() bool  { return i.bits.Load()&readPinned != 0 }
-func (i *readState) unpin()        { i.bits.And(^uint32(readPinned)) }
+func (i *readState) started() bool   { return i.bits.Load()&(readStarted|readClaimed) != 0 }
+func (i *readState) claimed() bool   { return i.bits.Load()&readClaimed != 0 }
+func (i *readState) claim() bool     { return i.bits.CompareAndSwap(0, readClaimed) }
+func (i *readState) keptLocal() bool { return i.bits.Load()&readLocal != 0 }
+func (i *readState) allowHandOff()   { i.bits.And(^uint32(readLocal)) }
 
-// pin keeps the connection in this process until unpin, and removes a claim.
-func (i *readState) pin() { i.bits.Store(readPinned) }
+// keepLocal keeps the connection in this process until allowHandOff, and removes a claim.
+func (i *readState) keepLocal() { i.bits.Store(readLocal) }
 
 // errHandedOff is the error of a read on a claimed connection.
 var errHandedOff = errors.New("front: the connection is passed to another process")
@@ -75,7 +75,7 @@ var errHandedOff = errors.New("front: the connection is passed to another proces
 func (c *conn) handingOff() bool { return c.readState.claimed() && !c.active.Load() && !c.needsLinger }
 
 // canHandOff reports whether the connection may be handed off once it is idle.
-func (c *conn) canHandOff() bool { return c.isTCP() && !c.usesReservedFD && !c.readState.pinned() }
+func (c *conn) canHandOff() bool { return c.isTCP() && !c.usesReservedFD && !c.readState.keptLocal() }
 
 // handOff hands a claimed connection off to the successor. If the successor refuses it, handOff
 // returns false and the caller must serve the connection. The goroutine that serves the
@@ -91,7 +91,7 @@ func (s *Server) handOff(c *conn) (accepted bool) {
 		return true
 	}
 	c.socketReadDeadline = 0 // claimIdle has set the socket's deadline to a past time
-	c.readState.pin()
+	c.readState.keepLocal()
 	return false
 }
 

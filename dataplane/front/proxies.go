@@ -65,7 +65,7 @@ func (p *Proxies) check() error {
 // head time-out.
 func (c *conn) readProxyHeader() error {
 	c.expectProxyHeader = false
-	defer c.readState.unpin()
+	defer c.readState.allowHandOff()
 	live := c.srv.options()
 	h, err := c.peekProxyHeader()
 	switch {

@@ -183,7 +183,7 @@ type PD struct {
 	// AbandonedDecode is how long a decode request that is not streamed may finish after its
 	// client disconnected, on vLLM 0.21 or later without Sluice's connector. If it is aborted,
 	// its prefill engine logs "Potentially invalid KV blocks" and counts a notification after
-	// expiry. Its blocks stay pinned until its engine has read them. 0 aborts it as soon as
+	// expiry. Its blocks stay allocated until its engine has read them. 0 aborts it as soon as
 	// abort_delay allows [10s].
 	AbandonedDecode time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
 	// NotifyWait is how long the router waits after prefill's response for the notification

@@ -95,7 +95,7 @@ var Catalog = []Family{
 	{"sluice_engine_api_refused_total", "counter", "", "Preprocessed requests refused because of their content, before any engine was called."},
 	{"sluice_retries_denied_total", "counter", "", "Retries not made because their pool's budget was spent (fleet.retry_budget_ratio)."},
 	{"sluice_load_messages_total", "counter", "kind", "Load messages of engines: applied, malformed, wrong_rank (a rank that the worker does not have)."},
-	{"sluice_kv_handles_pinned", "gauge", "", "Hand-overs whose blocks a prefill worker pins for a decode leg that has not started."},
+	{"sluice_kv_handles_leased", "gauge", "", "Hand-overs whose blocks a prefill worker keeps for a decode leg that has not started."},
 	{"sluice_kv_orphan_ranks", "gauge", "", "Ranks with 32 or more consecutive stored events whose parent block is unknown. The index finds no prompt on them."},
 	{"sluice_kv_notification_breakers_open", "gauge", "", "Prefill ranks that get no hand-overs because their completion notifications do not arrive (pd.completion_timeout)."},
 	{"sluice_kv_notifications_total", "counter", "outcome", "LMCache notifications: received; of these early (before a request waited), expired (no request waited), dropped (table full); in addition not_a_notification (other LMCache messages) and malformed messages."},

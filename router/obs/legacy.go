@@ -48,6 +48,7 @@ var LegacyNames = []LegacySeries{
 	{Name: "sluice_engine_restarts_total", Label: "evidence", OldName: "sign", Values: map[string]string{"counters_reset": "counters_fell", "connection_refused": "refused"}},
 	{Name: "sluice_kv_feed_total", Label: "kind", Values: map[string]string{"malformed": "garbage", "duplicate": "repeated", "unknown_locality": "unlocated"}},
 	{Name: "sluice_kv_uncredited_blocks_total", Old: "sluice_kv_elsewhere_blocks_total"},
+	{Name: "sluice_kv_handles_leased", Old: "sluice_kv_handles_pinned"},
 	{Name: "sluice_kv_notification_breakers_open", Old: "sluice_kv_silent_ranks"},
 	{Name: "sluice_kv_notifications_total", Label: "outcome", Values: map[string]string{"not_a_notification": "foreign"}},
 	{Name: "sluice_kv_notifications_unmatched", Old: "sluice_kv_notifications_unclaimed"},

@@ -89,7 +89,7 @@ func (q *request) armDecodeAbort(l *leg) {
 
 // closeGrace returns how long the connection of a decode with a handle stays open after the cancel if
 // no event has arrived. vLLM sends the head of a stream before its engine core has the request. If
-// the connection closes in between, prefill's blocks stay pinned until the lease ends. The first
+// the connection closes in between, prefill's blocks stay allocated until the lease ends. The first
 // event shows that the core has the request. The grace applies whenever a stream ends early, on a
 // goroutine or an event loop.
 func (q *request) closeGrace(l *leg) time.Duration {
@@ -103,31 +103,31 @@ func (q *request) usesPrefill() bool { return q.concurrent != nil || q.handover.
 func (q *request) onKV(event abort.Event) {
 	was := q.kv.IsHeld()
 	q.kv.On(event)
-	q.countPinned(was)
+	q.countLeased(was)
 }
 
 // acquireKV begins the hand-over of a handle with the given lease, which may be nil.
 func (q *request) acquireKV(lease *sidechannel.Lease) {
 	was := q.kv.IsHeld()
 	q.kv.Acquire(lease)
-	q.countPinned(was)
+	q.countLeased(was)
 }
 
 // handOverKV transfers the state of the blocks to the stream of a leg.
 func (q *request) handOverKV(l *leg) abort.KV {
 	was := q.kv.IsHeld()
 	kv := q.kv.HandOver(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace(l))
-	q.countPinned(was)
+	q.countLeased(was)
 	return kv
 }
 
-// countPinned updates Runner.Pinned after a change of kv. It counts the handles that are held.
-func (q *request) countPinned(was bool) {
+// countLeased updates Runner.LeasedHandles after a change of kv. It counts the handles that are held.
+func (q *request) countLeased(was bool) {
 	switch is := q.kv.IsHeld(); {
 	case is && !was:
-		q.r.pinned.Add(1)
+		q.r.leased.Add(1)
 	case was && !is:
-		q.r.pinned.Add(-1)
+		q.r.leased.Add(-1)
 	}
 }
 
@@ -136,7 +136,7 @@ func (q *request) giveUpKV(l *leg) {
 	q.kv.SetEarlyEnd(q.abortRule(abort.PhaseAnswer).Reclaim, q.closeGrace(l))
 	was := q.kv.IsHeld()
 	q.kv.GiveUp()
-	q.countPinned(was)
+	q.countLeased(was)
 }
 
 // notifiesTwice reports whether a decode engine may tell prefill twice to free the blocks when its

@@ -159,7 +159,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	candidates := q.candidates(leg)
 	if c := q.reservedDecode; c.Rank != nil {
 		q.reservedDecode = schedule.Choice{}
-		if pinned := q.plan.Traits.NamesDecode && q.handover.Handle != nil; pinned || !q.replaceReserved(c.Rank, candidates) {
+		if named := q.plan.Traits.NamesDecode && q.handover.Handle != nil; named || !q.replaceReserved(c.Rank, candidates) {
 			c.Reservation.Start()
 			return c, true
 		}
@@ -215,7 +215,7 @@ func (q *request) tokensToCompute() int {
 }
 
 // decodeDeadline returns the deadline of a decode leg. The caller's deadline does not shorten it:
-// at that time the abort rule ends the leg, so that no blocks stay pinned until the lease ends.
+// at that time the abort rule ends the leg, so that no blocks stay allocated until the lease ends.
 func (q *request) decodeDeadline(began time.Time) time.Time {
 	if !q.legDeadline.IsZero() {
 		return q.legDeadline // a stream that migrates keeps the deadline of its first leg

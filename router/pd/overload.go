@@ -13,7 +13,7 @@ import (
 // chooseBelowLimits asks the scheduler for a rank that is below its load limits
 // (limits.rank_requests, limits.rank_tokens, the worker's own limits, a half-open breaker). A
 // decode leg whose request has a KV handle may exceed the limits: the router admitted the request
-// before its prefill, and the engine pins the blocks of an unread handle until the lease ends.
+// before its prefill, and the engine leases the blocks of an unread handle until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
 	if !opt.Fleet.HasLimits() {

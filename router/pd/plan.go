@@ -109,7 +109,7 @@ func singleEngineReason(kind front.Kind, doc *jsonscan.Doc) string {
 		// computes the prompt again (0.32).
 		return "prompt_logprobs"
 	case wantsNoOutput(kind, doc):
-		return "no_output" // engines refuse the request, so no prefill worker should pin blocks for it
+		return "no_output" // engines refuse the request, so no prefill worker should keep blocks for it
 	case kind == front.ResponsesAPI && (doc.Has(jsonscan.KeyPreviousResponseID) || doc.Bool(jsonscan.KeyBackground)):
 		// The engine that answered the previous turn has stored the response. A background request
 		// returns at once, without a handle.

@@ -115,7 +115,7 @@ func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
 
 // runPrefillOnly runs the prompt with one output token, which it discards, on a prefill worker. In
 // a pool without prefill workers it uses a worker that runs whole requests. It cannot use the
-// prefill leg of a hand-over, because its handle would pin the blocks until a decode fetches them
+// prefill leg of a hand-over, because its handle would lease the blocks until a decode fetches them
 // or the lease ends.
 func (q *request) runPrefillOnly(by string) {
 	q.prefillOnly = true

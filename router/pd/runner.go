@@ -120,7 +120,7 @@ type Runner struct {
 	fallbacks            fallbackTracker
 	poolSummaries        poolSummaries
 	nextTokenizer        atomic.Uint32 // rotates over the workers that tokenize
-	pinned               atomic.Int64  // see Pinned
+	leased               atomic.Int64  // see LeasedHandles
 	waiting              atomic.Int64  // see Waiting
 	downMonitors         *sweeper.Sweeper[abort.DownMonitor]
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
@@ -132,9 +132,9 @@ type Runner struct {
 // Waiting returns the number of requests that wait for a healthy worker.
 func (r *Runner) Waiting() int64 { return r.waiting.Load() }
 
-// Pinned returns the number of handles whose blocks a prefill engine keeps because decode has not
+// LeasedHandles returns the number of handles whose blocks a prefill engine keeps because decode has not
 // answered yet.
-func (r *Runner) Pinned() int64 { return r.pinned.Load() }
+func (r *Runner) LeasedHandles() int64 { return r.leased.Load() }
 
 type modelPD struct {
 	pd     config.PD

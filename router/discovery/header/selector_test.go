@@ -200,11 +200,11 @@ func TestRebinding(t *testing.T) {
 		}
 		dns.set("p.pods", "192.168.0.1")
 		if got, _ := name(); got != "10.0.0.1:8000" || dns.asked != 1 {
-			t.Errorf("within the pin: %q after %d look-ups", got, dns.asked)
+			t.Errorf("while the address is cached: %q after %d look-ups", got, dns.asked)
 		}
 		time.Sleep(11 * time.Second)
 		if got, refusal := name(); refusal == nil {
-			t.Errorf("after the pin it names %q", got)
+			t.Errorf("after the address has expired it names %q", got)
 		}
 		dns.set("p.pods", "10.0.0.3", "10.0.0.2")
 		if got, _ := name(); got != "10.0.0.2:8000" {

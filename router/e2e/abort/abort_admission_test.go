@@ -127,7 +127,7 @@ func disconnections() (ways []disconnection) {
 func idList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list), " ", ",") }
 
 // TestDecodeIsAdmittedBeforeAbort: vLLM's server sends the head of a stream before its engine
-// core has the request. A request cancelled in between leaves prefill's blocks pinned until the
+// core has the request. A request cancelled in between leaves prefill's blocks leased until the
 // lease ends. For every disconnection, and every family whose engines send early heads, the
 // router cancels the decode only after the engine has admitted it.
 func TestDecodeIsAdmittedBeforeAbort(t *testing.T) {
@@ -147,7 +147,7 @@ func TestDecodeIsAdmittedBeforeAbort(t *testing.T) {
 							t.Error("blocks are kept for a request that nobody waits for")
 						}
 						if !handoverSent {
-							t.Skip("not handed over by this family: nothing is pinned")
+							t.Skip("not handed over by this family: nothing is leased")
 						}
 						if n := abortedBeforeAdmission(f) - early; n != 0 {
 							t.Errorf("%d decodes were cut before their engine knew them", n)

@@ -139,7 +139,7 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 }
 
 // TestClientAbortsAndPrefillAnswerIsLost: prefill finishes, but its server closes the connection
-// before the response. The blocks are pinned although no response says so, and must be freed.
+// before the response. The blocks are leased although no response says so, and must be freed.
 func TestClientAbortsAndPrefillAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	for i := range harness.MatrixFamilies {

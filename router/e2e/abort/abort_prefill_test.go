@@ -15,7 +15,7 @@ import (
 	"sluice/router/worker"
 )
 
-// TestClientAbortsWhilePrefillAnswers: the client leaves after the prefill engine has pinned the
+// TestClientAbortsWhilePrefillAnswers: the client leaves after the prefill engine has leased the
 // blocks and before it answers. Only the response names the blocks, so the router must wait for
 // it; the engine would drop the response if the router closed the connection.
 func TestClientAbortsWhilePrefillAnswers(t *testing.T) {

@@ -157,7 +157,7 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 
 // TestReasoningClientAbortsBetweenLegs: the client leaves between the legs of an Anthropic message
 // with a thinking budget. To free the blocks, the router sends a decode for one token; the engine
-// would refuse such a limit with a thinking budget, and the blocks would stay pinned.
+// would refuse such a limit with a thinking budget, and the blocks would stay allocated.
 func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"nixl", "nixl-push"} {
@@ -222,7 +222,7 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 }
 
 // TestStreamIsNotAbortedBeforeHead: a streamed decode is not cancelled before its response head.
-// Until then the engine may not know the request, and prefill's blocks would stay pinned.
+// Until then the engine may not know the request, and prefill's blocks would stay allocated.
 func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))

@@ -194,7 +194,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, v abortSoak) {
 	}
 
 	// The time between a client's disconnect and the release of its request's last block.
-	var pinnedTime []time.Duration
+	var leasedTime []time.Duration
 	var late []string
 	expired, early, unexpected := 0, 0, 0
 	for i, e := range f.Decodes {
@@ -209,7 +209,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, v abortSoak) {
 				t.Errorf("%s still holds blocks", id)
 			default:
 				d := clock.between(gone, at)
-				pinnedTime = append(pinnedTime, d)
+				leasedTime = append(leasedTime, d)
 				if d >= most {
 					late = append(late, fmt.Sprintf("%s: %v by the process's clock, %v by the wall's", id, d, at.Sub(gone).Round(time.Millisecond)))
 				}
@@ -222,15 +222,15 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, v abortSoak) {
 			t.Errorf("an engine was misled: %+v", sum)
 		}
 	}
-	slices.Sort(pinnedTime)
-	if len(abortedAt) < n || len(pinnedTime) == 0 {
-		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(abortedAt), sent, len(pinnedTime))
+	slices.Sort(leasedTime)
+	if len(abortedAt) < n || len(leasedTime) == 0 {
+		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(abortedAt), sent, len(leasedTime))
 	}
 	_, released, failed := f.Router.SideChannel.Counts()
 	t.Logf("%d of %d clients left; of %d holds the last block went, after the client: p50 %v, p99 %v, max %v; %d leases ran out; %d decodes were cut before their engine knew them, %d handles released, %d messages failed, %d were of requests prefill did not know",
-		len(abortedAt), sent, len(pinnedTime), pinnedTime[len(pinnedTime)/2], pinnedTime[len(pinnedTime)*99/100], pinnedTime[len(pinnedTime)-1], expired, early, released, failed, unexpected)
+		len(abortedAt), sent, len(leasedTime), leasedTime[len(leasedTime)/2], leasedTime[len(leasedTime)*99/100], leasedTime[len(leasedTime)-1], expired, early, released, failed, unexpected)
 	if len(late) > 0 {
-		t.Errorf("%d of %d were kept for %v after their client left: %v", len(late), len(pinnedTime), most, late[:min(len(late), 10)])
+		t.Errorf("%d of %d were kept for %v after their client left: %v", len(late), len(leasedTime), most, late[:min(len(late), 10)])
 	}
 	if expired != 0 {
 		t.Errorf("%d times prefill's blocks were let run out", expired)

@@ -20,7 +20,7 @@ func allowPrefillOnly(c *config.Config) { c.Steering.PrefillOnly = "any" }
 var prefillOnlyPrompt = strings.Repeat("a prompt that many will begin with, ", 20)
 
 // TestPrefillOnly: a prefill-only request fills the cache of a prefill worker and leaves no blocks
-// pinned there. The next request with the prompt finds it cached.
+// leased there. The next request with the prompt finds it cached.
 func TestPrefillOnly(t *testing.T) {
 	for _, c := range []struct{ name, header, replaced string }{
 		{"by max_tokens", "", `"max_tokens":0,"stream":true`},
@@ -45,8 +45,8 @@ func TestPrefillOnly(t *testing.T) {
 			if n := len(harness.GenerateRequests(d)); n != 0 {
 				t.Errorf("%d decodes", n)
 			}
-			if s := p.Stats(); s.Ranks[0].BlocksPinned != 0 || s.Ranks[0].LeasesCreated != 0 {
-				t.Errorf("%d blocks pinned on the prefill worker, %d leases given", s.Ranks[0].BlocksPinned, s.Ranks[0].LeasesCreated)
+			if s := p.Stats(); s.Ranks[0].BlocksLeased != 0 || s.Ranks[0].LeasesCreated != 0 {
+				t.Errorf("%d blocks leased on the prefill worker, %d leases given", s.Ranks[0].BlocksLeased, s.Ranks[0].LeasesCreated)
 			}
 			testwait.UntilWithin(t, 10*time.Second, "the prompt is found", func() bool {
 				a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prefillOnlyPrompt))

@@ -87,7 +87,7 @@ func TestPrefillThenDecode(t *testing.T) {
 			}
 		}
 	}
-	testwait.UntilWithin(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.UntilWithin(t, 5*time.Second, "no block is leased", func() bool { return p.Stats().Sum().BlocksLeased == 0 })
 }
 
 // TestHandleIsReadOnce: a handle is valid for one read of one prompt. The router runs plain decode for

@@ -294,7 +294,7 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 }
 
 // TestDecodeDiesAfterPrefill: a decode engine dies while it waits for blocks that prefill has
-// pinned. In families that request blocks by an id, the router sends another decode with the id,
+// leased. In families that request blocks by an id, the router sends another decode with the id,
 // so that prefill frees them; and it runs the request again.
 func TestDecodeDiesAfterPrefill(t *testing.T) {
 	for _, name := range []string{"nixl-push", "mooncake"} {

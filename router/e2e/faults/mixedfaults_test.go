@@ -122,7 +122,7 @@ func TestMixedFaults(t *testing.T) {
 	var first state
 	testwait.UntilWithin(t, 60*time.Second, "nothing is under way", func() bool {
 		page := string(harness.Get(t, "http://"+p.Addr+"/metrics").Body)
-		return harness.SeriesValue(page, "sluice_rank_requests{") == 0 && harness.SeriesValue(page, "sluice_legs_in_flight{") == 0 && harness.SeriesValue(page, "sluice_kv_handles_pinned") == 0
+		return harness.SeriesValue(page, "sluice_rank_requests{") == 0 && harness.SeriesValue(page, "sluice_legs_in_flight{") == 0 && harness.SeriesValue(page, "sluice_kv_handles_leased") == 0
 	})
 	time.Sleep(6 * time.Second) // until idle engine connections are closed and leases have ended
 	first = measure()

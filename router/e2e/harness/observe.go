@@ -101,8 +101,8 @@ func WantIdle(t *testing.T, r *Router, within time.Duration, engines ...*sim.Eng
 	testwait.UntilWithin(t, within, "nothing is under way", func() bool {
 		busy = r.ReservedLoad()
 		for i, e := range engines {
-			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksPinned != 0) {
-				busy += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases, %d pinned", i, s.Running, s.Waiting, s.Leases, s.BlocksPinned)
+			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksLeased != 0) {
+				busy += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases of %d blocks", i, s.Running, s.Waiting, s.Leases, s.BlocksLeased)
 			}
 		}
 		return busy == ""

@@ -13,14 +13,14 @@ import (
 // Decode implements CancelAfterAdmission. It ends a decode leg whose client disconnected
 // before the leg's response head arrived. The engine must have admitted a decode with a handle
 // before the router cancels it. An engine that first sees the end of the connection drops the
-// request without notifying prefill, and the blocks stay pinned until the lease ends (seen on vLLM
+// request without notifying prefill, and the blocks stay allocated until the lease ends (seen on vLLM
 // 0.32).
 //
 // From its head on, a stream is cancelled by its current owner, and its connection closes a while
 // later (see Rule.CloseGrace). The router considers any other leg admitted when PD.AbortDelay has passed
 // since it was sent and its engine has answered a probe sent after it (see Probes). The delay
 // alone fails for an engine that pauses for a moment; the probe alone reaches only one of an
-// engine's API servers. The wait ends at deadline, when nothing is pinned any more. If the router
+// engine's API servers. The wait ends at deadline, when the lease has ended. If the router
 // can release the blocks itself, the wait ends after maxReleaseWait, and the router reclaims every
 // handle of a leg whose head has not arrived, because an engine may delay one request and answer
 // all others.
@@ -49,7 +49,7 @@ type DecodeLeg struct {
 	Streamed bool
 	// Releasable says that the router can release the blocks itself.
 	Releasable bool
-	// Deadline is when nothing is pinned any more.
+	// Deadline is when the lease has ended.
 	Deadline time.Time
 	// KnownAt is when PD.AbortDelay has passed since the leg was sent.
 	KnownAt time.Time

@@ -1,7 +1,7 @@
 // Package abort has the rules for legs that end early: what is cancelled when a client disconnects, when,
-// and how the KV that prefill pinned is freed.
+// and how the KV that prefill leased is freed.
 //
-//   - rules.go is the one table, from a phase of the request and what the family's legs pin to what is
+//   - rules.go is the one table, from a phase of the request and the class of its legs to what is
 //     cancelled and how the blocks are reclaimed. RuleOf reads it for a family.
 //   - Prefill, Decode and Deadline carry out the rules that take time. Probes tells Decode when an engine
 //     has received a leg.

@@ -140,7 +140,7 @@ func (h *KV) GiveUp() {
 	if h.early == ReclaimAfterGrace {
 		h.On(GivenUp)
 	} else {
-		h.On(Decoded) // nothing is pinned, or decode is responsible
+		h.On(Decoded) // nothing is leased, or decode is responsible
 	}
 }
 

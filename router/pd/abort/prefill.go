@@ -10,14 +10,14 @@ import (
 // Prefill implements CancelAfterAnswer: it lets a prefill leg continue for a while after its
 // client has disconnected.
 //
-// A prefill engine pins the blocks of a prompt when its core has finished the prompt. Its API
+// A prefill engine leases the blocks of a prompt when its core has finished the prompt. Its API
 // server answers a moment later, and only that response names the blocks. A server that sees the
-// end of the connection in between drops the response: the blocks stay pinned until the lease ends,
+// end of the connection in between drops the response: the blocks stay allocated until the lease ends,
 // and the router cannot release them. The router therefore waits for the response and releases the
 // blocks with it (see releaseKV).
 //
 // The wait is bounded, because a prefill that has not begun should not run without a client. At the
-// bound the router half-closes the call. Blocks that are pinned at that very moment stay pinned
+// bound the router half-closes the call. Blocks that are leased at that very moment stay allocated
 // until the lease ends; this is rare.
 type Prefill struct {
 	call        *upstream.Call
@@ -35,7 +35,7 @@ const (
 	// abortWait is the minimum time that a prefill leg continues after a disconnect.
 	abortWait = time.Second
 	// sendGrace is how long a leg that has not been sent may still be sent. An engine can have read a
-	// request, and have pinned its blocks, before the router's write has returned.
+	// request, and have leased its blocks, before the router's write has returned.
 	sendGrace = 50 * time.Millisecond
 	// maxAbortExtension bounds the predicted rest of a prefill by which the wait is extended. A
 	// prefill with a longer predicted rest gets no extension.

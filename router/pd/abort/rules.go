@@ -27,25 +27,25 @@ const (
 	phases
 )
 
-// kvPin is what the legs of a request pin on the prefill engine. A disconnect must not leave it
-// pinned.
-type kvPin uint8
+// legClass says what the legs of a request keep on the prefill engine. A disconnect must not leave it
+// there.
+type legClass uint8
 
 const (
-	// pinNothing: one leg without a handle, or a family whose handles pin nothing
+	// classUnleased: one leg without a handle, or a family whose handles lease nothing
 	// (Traits.NoLease): LMCache, storage, orchestrated.
-	pinNothing kvPin = iota
-	// pinLeased: a handle pins blocks until a decode engine fetches them or the lease ends:
+	classUnleased legClass = iota
+	// classLeased: a handle leases blocks until a decode engine fetches them or the lease ends:
 	// NIXL, TensorRT-LLM, Mooncake before vLLM 0.16.
-	pinLeased
-	// pinRoom: both legs run at once and meet in a room. Each engine drops its half when its
+	classLeased
+	// classRoom: both legs run at once and meet in a room. Each engine drops its half when its
 	// connection ends: SGLang.
-	pinRoom
-	// pinTransfer: both legs run at once, and prefill keeps blocks until decode asks for them
+	classRoom
+	// classTransfer: both legs run at once, and prefill keeps blocks until decode asks for them
 	// or a lease ends: Mooncake.
-	pinTransfer
+	classTransfer
 
-	kvPins
+	legClasses
 )
 
 // CancelRule says which legs are cancelled, and when.
@@ -74,11 +74,11 @@ const (
 	CancelByRelayAfterGrace
 )
 
-// ReclaimRule says how the blocks that prefill pinned are freed.
+// ReclaimRule says how the blocks that prefill leased are freed.
 type ReclaimRule uint8
 
 const (
-	ReclaimNothing ReclaimRule = iota + 1 // nothing is pinned, or the engine frees the blocks when the connection closes
+	ReclaimNothing ReclaimRule = iota + 1 // nothing is leased, or the engine frees the blocks when the connection closes
 	// ReclaimByRelease releases the blocks over the side channel, or sends a decode leg of one
 	// token (releaseKV).
 	ReclaimByRelease
@@ -96,54 +96,54 @@ type Rule struct {
 	Reclaim ReclaimRule
 }
 
-// rules has the rule for every pin and phase. A zero rule means that the phase does not exist
-// for the pin: concurrent legs have neither a phase with prefill alone nor one between the legs.
-var rules = [kvPins][phases]Rule{
-	pinNothing: {
+// rules has the rule for every class and phase. A zero rule means that the phase does not exist
+// for the class: concurrent legs have neither a phase with prefill alone nor one between the legs.
+var rules = [legClasses][phases]Rule{
+	classUnleased: {
 		PhasePrefill: {CancelNow, ReclaimNothing},
 		PhaseBetween: {CancelNothing, ReclaimNothing},
 		PhaseDecode:  {CancelNow, ReclaimNothing},
 		PhaseAnswer:  {CancelNow, ReclaimNothing},
 		PhaseStream:  {CancelByRelay, ReclaimNothing},
 	},
-	pinLeased: {
+	classLeased: {
 		PhasePrefill: {CancelAfterAnswer, ReclaimByRelease},
 		PhaseBetween: {CancelNothing, ReclaimByRelease},
 		PhaseDecode:  {CancelAfterAdmission, ReclaimByDecode},
 		PhaseAnswer:  {CancelNow, ReclaimAfterGrace},
 		PhaseStream:  {CancelByRelayAfterGrace, ReclaimAfterGrace},
 	},
-	pinRoom: {
+	classRoom: {
 		PhaseDecode: {CancelBoth, ReclaimNothing},
 		PhaseAnswer: {CancelBoth, ReclaimNothing},
 		PhaseStream: {CancelByRelay, ReclaimNothing},
 	},
-	pinTransfer: {
+	classTransfer: {
 		PhaseDecode: {CancelAfterAdmission, ReclaimByDecode},
 		PhaseAnswer: {CancelPrefillFirst, ReclaimByDecode},
 		PhaseStream: {CancelByRelayAfterGrace, ReclaimByDecode},
 	},
 }
 
-// pinOf returns what the legs pin in a phase, by the family's traits, whether both legs run at
+// classOf returns the class of the legs in a phase, by the family's traits, whether both legs run at
 // once, and whether there is a handle. In PhasePrefill the prefill engine is about to create the
 // handle.
-func pinOf(phase Phase, t *family.Traits, concurrent, handle bool) kvPin {
+func classOf(phase Phase, t *family.Traits, concurrent, handle bool) legClass {
 	switch {
 	case concurrent && t.NoLease:
-		return pinRoom
+		return classRoom
 	case concurrent:
-		return pinTransfer
+		return classTransfer
 	case t.NoLease, !handle && phase != PhasePrefill:
-		return pinNothing
+		return classUnleased
 	}
-	return pinLeased
+	return classLeased
 }
 
 // RuleOf returns the rule of a phase for a family with the given traits. concurrent says that both
 // legs run at once, handle that prefill has returned a handle.
 func RuleOf(phase Phase, t *family.Traits, concurrent, handle bool) Rule {
-	return rules[pinOf(phase, t, concurrent, handle)][phase]
+	return rules[classOf(phase, t, concurrent, handle)][phase]
 }
 
 // CloseGrace returns how long the connection of a stream of this rule stays open after the cancel if no event

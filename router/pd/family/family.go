@@ -91,7 +91,7 @@ type Traits struct {
 	// PrefillNeedsDecode: a prefill engine accepts a prompt only together with the decode engine
 	// that will fetch it, so there are no prefill-only requests.
 	PrefillNeedsDecode bool
-	// NoLease: a handle pins nothing on the prefill engine. If false, the runner sends decode
+	// NoLease: a handle leases nothing on the prefill engine. If false, the runner sends decode
 	// within PD.Lease of prefill's response or runs prefill again, sends a handle to one engine
 	// only, and follows the leased rows of pd/abort's rules when the client disconnects.
 	NoLease bool

@@ -34,7 +34,7 @@ func (lmcache) Name() string { return "lmcache" }
 // configure implements configurableFamily.
 func (lmcache) configure(pd *config.PD) Family { return lmcache{reasoning: pd.ReasoningParser} }
 
-// Traits implements Family. Prefill pushes the KV, so nothing stays pinned on the prefill engine.
+// Traits implements Family. Prefill pushes the KV, so nothing stays leased on the prefill engine.
 func (lmcache) Traits() Traits {
 	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NamesDecode: true, PrefillNeedsDecode: true, NoLease: true}
 }

@@ -49,7 +49,7 @@ func SeveralSequences(kind front.Kind, doc *jsonscan.Doc) string {
 		// frees the blocks after the first read.
 		return "multiple_choices"
 	case doc.Bool(jsonscan.KeyUseBeamSearch):
-		// vLLM 0.32 ignores the handle in beam search, and the prefill engine pins the blocks until
+		// vLLM 0.32 ignores the handle in beam search, and the prefill engine leases the blocks until
 		// the lease expires.
 		return "beam_search"
 	}
