@@ -191,6 +191,10 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 				if !c.concurrent { // decode is sent only after prefill's response was read
 					return
 				}
+				harness.WantNoLoad(t, r)
+				if d.Requests() == 0 { // prefill's response was refused before decode was sent
+					return
+				}
 				select {
 				case <-cut:
 				case <-time.After(30 * time.Second):
