@@ -7,11 +7,11 @@ import (
 
 // ErrorText replaces an engine's error text that names a part of a handle. Refusals of vLLM and
 // SGLang repeat parts of handles.
-const ErrorText = "the engine's words are withheld: they tell where KV lies"
+const ErrorText = "the engine error is redacted: it says where KV is stored"
 
 // shorterTexts replace texts that are too short for ErrorText. Every handleName is long enough
 // for the last one.
-var shorterTexts = [...]string{"the engine's words are withheld", "withheld"}
+var shorterTexts = [...]string{"the engine error is redacted", "redacted"}
 
 // redactedTextFor returns the longest of these texts that fits into n bytes; "": none fits.
 func redactedTextFor(n int) string {

@@ -68,13 +68,13 @@ func TestRedactErrorText(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"error":{"message":"Handshake failed: remote_host='10.0.0.3', remote_port=5600","type":"InternalServerError","code":500}}`: `{"error":{"message":"` + redact.ErrorText + `","type":"InternalServerError","code":500}}`,
 		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + redact.ErrorText + `","type":"value_error"}]}`,
-		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"withheld","code":400}`,
-		`{"object":"error","message":"no bootstrap_room 4711 is known","code":400}`:                                                  `{"object":"error","message":"the engine's words are withheld","code":400}`,
+		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"redacted","code":400}`,
+		`{"object":"error","message":"no bootstrap_room 4711 is known","code":400}`:                                                  `{"object":"error","message":"the engine error is redacted","code":400}`,
 		`{"error":{"message":"Handshake failed: remote\u005fhost='10.0.0.3', \u0072emote_port=5600"}}`:                               `{"error":{"message":"` + redact.ErrorText + `"}}`,
 		`{"error":{"message":"not a letter: \u0072emote_pot=5600"}}`:                                                                 "",
-		`{"message":"ctx_info"}`:                                         `{"message":"withheld"}`,
+		`{"message":"ctx_info"}`:                                         `{"message":"redacted"}`,
 		`{"error":{"message":"max_tokens is too large: 4096"}}`:          "",
-		`{"error":{"message":"it broke off in engine_id=4711 and more`:   `{"error":{"message":"the engine's words are withheld`,
+		`{"error":{"message":"it broke off in engine_id=4711 and more`:   `{"error":{"message":"the engine error is redacted`,
 		`Internal error: engine_id=4711 is not known here, sorry to say`: redact.ErrorText,
 		`Internal Server Error`:                                          "",
 	} {
@@ -100,8 +100,8 @@ func TestRedactErrorTextInStreams(t *testing.T) {
 	for message, want := range map[string]string{
 		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: redact.ErrorText,
 		`Failed: remote_host='s3cret', remote_port=70707 and so on`:                           redact.ErrorText,
-		`Failed: remote_host='s3cret', remote_port=70707 and so`:                              "the engine's words are withheld",
-		`no engine_id s3cret`: "withheld",
+		`Failed: remote_host='s3cret', remote_port=70707 and so`:                              "the engine error is redacted",
+		`no engine_id s3cret`: "redacted",
 	} {
 		testRedactErrorTextInStreams(t, message, want)
 	}

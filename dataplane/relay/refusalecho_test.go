@@ -113,7 +113,7 @@ func TestReadsThatEndInsideEvents(t *testing.T) {
 		last := chunksOf(failure)
 		reads = append(reads, body[len(strings.Join(reads, "")):]+last[:40], last[40:])
 		got, s = relayReads(t, sse.OpenAI, reads...)
-		if strings.Contains(got, "s3cret") || !s.scan.failed || !strings.Contains(got, "withheld") {
+		if strings.Contains(got, "s3cret") || !s.scan.failed || !strings.Contains(got, "redacted") {
 			t.Errorf("%d events: an error event became %q", events, got[len(got)-len(last):])
 		}
 	}
