@@ -84,7 +84,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 		opt.Scheduler.AddNote(q.x.RequestID, note)
 		q.x.Log().Warn("leg refused", "leg", "prefill", "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
-		if handleErr != nil && !q.excludeTaintedDecode(note) {
+		// An engine that answers 429 or 503 has not computed the prompt. After any other failure it
+		// may have begun to write the KV.
+		if refused := status == 429 || status == 503; !refused && !q.excludeTaintedDecode(note) {
 			return prefillAnswered
 		}
 		if died {

@@ -88,6 +88,8 @@ func TestLMCacheOnlyDecodeWorkerSilent(t *testing.T) {
 	}{
 		{"never written", "pd_proxy_host", sim.Fault{Kind: sim.Stall, Path: "write", N: 1}, 1},
 		{"prefill breaks", "prefill on p0/0 failed", sim.Fault{Kind: sim.Reset, Leg: "prefill"}, 0},
+		{"prefill answers 500", "prefill on p0/0 answered 500", sim.Fault{Kind: sim.Status, Status: 500, Leg: "prefill"}, 0},
+		{"prefill answers 504", "prefill on p0/0 answered 504", sim.Fault{Kind: sim.Status, Status: 504, Leg: "prefill"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -115,6 +117,21 @@ func TestLMCacheOnlyDecodeWorkerSilent(t *testing.T) {
 				t.Errorf("%d reads of blocks that were not written", n)
 			}
 			harness.WantIdle(t, g.Router, 20*time.Second, g.p, g.d[0])
+		})
+	}
+}
+
+// TestLMCachePrefillRefuses: a prefill engine that answers 429 or 503 has written nothing, so the
+// decode worker that it was to write to runs the whole request.
+func TestLMCachePrefillRefuses(t *testing.T) {
+	for _, status := range []int{429, 503} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			t.Parallel()
+			g := startLMCacheOf(t, 1, nil, nil)
+			g.p.Fault(sim.Fault{Kind: sim.Status, Status: status, Leg: "prefill"})
+			for _, f := range harness.RequestForms(37, "")[:2] {
+				g.wantSameAnswers(t, f)
+			}
 		})
 	}
 }
