@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -400,6 +401,46 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 	}
 	if s := p.Stats().Sum(); s.LeasesExpired != 0 {
 		t.Errorf("%d leases ran out", s.LeasesExpired)
+	}
+	harness.WantIdle(t, r, 20*time.Second, p, d)
+}
+
+// TestExpiredHandleIsReleased: no decode can be sent before the lease ends, and no attempt is left.
+// Decode runs the whole request, and the router has prefill free the blocks of the unused handle
+// before decode has answered.
+func TestExpiredHandleIsReleased(t *testing.T) {
+	t.Parallel()
+	fam := harness.MatrixFamilies[0]
+	harness.WithRealNIXL(t, &fam)
+	engine := func(role string) *sim.Engine {
+		return harness.StartSim(t, func(o *sim.Options) { o.Role = role; fam.Engine(o) })
+	}
+	p, d := engine("prefill"), engine("decode")
+	w := harness.SimWorker(p, worker.Prefill, "p0")
+	fam.Worker(&w, p)
+	r := harness.StartRouter(t, func(c *config.Config) {
+		fam.Config(c)
+		c.PD.Lease, c.PD.LeaseMargin = time.Minute, time.Minute-time.Nanosecond
+		c.PD.MaxAttempts = 1
+	}, w, harness.SimWorker(d, worker.Decode, "d0"))
+	testwait.UntilWithin(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })
+	stall := make(chan struct{})
+	endStall := sync.OnceFunc(func() { close(stall) })
+	defer endStall()
+	d.Fault(sim.Fault{Kind: sim.Stall, Leg: "plain", N: 1, Until: stall})
+	done := make(chan *harness.Answer, 1)
+	go func() { done <- harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")) }()
+	testwait.UntilWithin(t, 20*time.Second, "prefill has answered", func() bool { return len(harness.GenerateRequests(d)) == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "prefill is told to free the blocks", func() bool {
+		_, released, _ := r.SideChannel.Counts()
+		return released == 1 && p.Stats().Sum().Leases == 0
+	})
+	endStall()
+	if a := <-done; a.Status != 200 || a.Text(t) == "" {
+		t.Errorf("status %d: %s", a.Status, a.Body)
+	}
+	if n := r.Fallbacks("lease_expired"); n != 1 {
+		t.Errorf("%v leases ended too soon; want 1: the test shows nothing", n)
 	}
 	harness.WantIdle(t, r, 20*time.Second, p, d)
 }
