@@ -132,7 +132,8 @@ func (q *request) resetHandover() {
 // false if the configuration or the family forbids that.
 func (q *request) fallBackToPlainDecode() bool {
 	q.handover.Handle = nil
-	q.onKV(abort.Abandoned) // no decode engine will read the blocks of a handle whose lease ends too soon
+	// No decode engine will read the blocks of a handle whose lease ends too soon.
+	q.onKV(abort.Abandoned)
 	if q.x.ClientGone() { // an engine whose call was half-closed may still answer, with an empty response
 		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
 		return false
