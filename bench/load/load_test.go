@@ -87,7 +87,7 @@ func TestClosedLoopStreams(t *testing.T) {
 	if rep.InterChunk.Count != 40 || rep.InterChunk.Max < 4 {
 		t.Errorf("between chunks: %+v; want 40 gaps of 5 ms", rep.InterChunk)
 	}
-	if rep.Loop != "closed" || rep.ByWorker["decode-0"] != 20 || rep.CachedTokens != 20*32 {
+	if rep.Loop != "closed" || rep.ByWorker["decode-0"] != 20 || rep.CachedTokens != 20*32 || rep.PredictedCachedTokens != 20*16 {
 		t.Errorf("report %+v", rep)
 	}
 }

@@ -31,7 +31,8 @@ type recorder struct {
 	prompt       int64
 	output       int64
 	cached       int64
-	// predictions of the router, for requests whose engine reported a count
+	// predicted is the sum of the router's predictions. Each is that of the rank that computes the
+	// prompt, so the sum is comparable with cached where the engines report a count.
 	predicted int64
 	byWorker  map[string]int64 // by decode worker
 }

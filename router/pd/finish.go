@@ -58,12 +58,12 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 }
 
 // setWorkerHeaders writes the chosen workers, the plan and the predicted cached tokens into the
-// response headers.
+// response headers. The prediction is that of the rank that computes the prompt.
 func (q *request) setWorkerHeaders(l *leg) {
 	cached := int(l.predicted)
 	if q.usesPrefill() {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
-		cached = max(cached, q.prefillCached)
+		cached = q.prefillCached
 		q.recordHandover()
 	}
 	if q.planHeader != "" {

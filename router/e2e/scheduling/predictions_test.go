@@ -33,6 +33,48 @@ func predictedAndCached(t *testing.T, r *harness.Router, id, body string, header
 	return predictedTokens, rec.Outcome.CachedTokens
 }
 
+// TestPredictionIsOfComputingRank: X-Sluice-Cached-Tokens is the prediction of the rank that
+// computes the prompt. A decode rank that has the prompt cached adds nothing when prefill computes
+// it, with legs after each other and with concurrent legs.
+func TestPredictionIsOfComputingRank(t *testing.T) {
+	for _, family := range []string{"nixl", "nixl-push"} {
+		t.Run(family, func(t *testing.T) {
+			t.Parallel()
+			p, d := harness.StartSim(t, harness.UsingPD(family, "prefill")), harness.StartSim(t, harness.UsingPD(family, "decode"))
+			r := harness.StartRouter(t, harness.UsingFamily(family), harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+			body := harness.Chat("")
+			harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", body), 200)
+			harness.AwaitIndexed(t, r, p, d)
+			testwait.UntilWithin(t, 10*time.Second, "prefill has freed the blocks", func() bool {
+				return harness.Post(t, p.URL()+"/reset_prefix_cache", "").Status == 200
+			})
+			harness.Post(t, p.URL()+"/v1/completions", `{"model":"sim","prompt":"a","max_tokens":1}`) // the engine reports with its next step
+			testwait.UntilWithin(t, 10*time.Second, "prefill's blocks leave the index", func() bool {
+				return p.Stats().Sum().BlocksCached == 0 && r.Index.Len() <= d.Stats().Sum().BlocksCached
+			})
+			if d.Stats().Sum().BlocksCached == 0 {
+				t.Fatal("decode caches nothing: the test shows nothing")
+			}
+			a := harness.Post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "again")
+			rec := r.Outcome(t, "again")
+			of := map[string]int{} // predictions for the chosen ranks, by leg
+			for _, decision := range rec.Decisions {
+				for _, c := range decision.Shown {
+					if c.Chosen {
+						of[decision.Leg] = c.Cached
+					}
+				}
+			}
+			if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || of["prefill"] != 0 || of["decode"] == 0 {
+				t.Fatalf("status %d, headers %v, predictions %v; want a prefill on p0 with 0 and a decode with more", a.Status, a.Header, of)
+			}
+			if got := a.Header.Get("X-Sluice-Cached-Tokens"); got != "0" || rec.Outcome.CachedTokens != 0 {
+				t.Errorf("%s cached tokens predicted, prefill found %d; want 0 and 0", got, rec.Outcome.CachedTokens)
+			}
+		})
+	}
+}
+
 // TestEngineWithoutPrefixCache: without events the router predicts hits from earlier requests. It
 // stops predicting hits for an engine that repeatedly reports none.
 func TestEngineWithoutPrefixCache(t *testing.T) {
