@@ -25,8 +25,8 @@ var failures = map[Cause]sse.Failure{
 // 0, so it is the number of events, unless the events of another engine have been renumbered.
 func (s *stream) nextSequenceNumber() int64 {
 	if c := s.migration(); c != nil {
-		if r, ok := c.Transcript.getFormatter().(*responsesStream); ok {
-			return int64(r.seq)
+		if n, ok := c.Transcript.NextSequenceNumber(); ok {
+			return n
 		}
 	}
 	return s.scan.events

@@ -3,9 +3,10 @@ package relay
 import (
 	"bytes"
 	"encoding/json"
+	"testing"
+
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
-	"testing"
 )
 
 // Events are the same wherever the stream is cut, and the carry is bounded.
@@ -37,7 +38,7 @@ func FuzzEvents(f *testing.F) {
 				plain.tooBig++
 			}
 			if event != nil {
-				plain.template.shape = nil
+				plain.template = eventTemplate{IDAndTime: plain.template.IDAndTime}
 				plain.event(event)
 				plain.Release()
 			}

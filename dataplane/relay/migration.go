@@ -48,7 +48,7 @@ type Interruption struct {
 // continues there.
 func (s *stream) migrate() bool {
 	c := s.migration()
-	if c == nil || c.Transcript.doneSent {
+	if c == nil || c.Transcript.DoneSent() {
 		return false
 	}
 	t := c.Transcript
@@ -57,11 +57,11 @@ func (s *stream) migrate() bool {
 	}
 	b := Interruption{Cause: s.cause, Err: s.err, Event: t.FailureEvent()}
 	switch {
-	case t.FailureEvent() == nil && s.err == nil && (s.chunks.Done() || t.roundDone()) && t.needsRound():
+	case t.FailureEvent() == nil && s.err == nil && (s.chunks.Done() || t.RoundDone()) && t.NeedsRound():
 		return s.resumeChoices(b)
 	case t.FailureEvent() == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false
-	case t.finished() && !t.forgets():
+	case t.AllFinished() && !t.Forgotten():
 		// The answer is complete and its missing end is known.
 		s.finishWith(t.AppendEnd(nil, c.IncludeUsage))
 		return false
@@ -85,7 +85,7 @@ const maxExtraRounds = 8
 // event if no engine accepts them.
 func (s *stream) resumeChoices(b Interruption) bool {
 	c := s.migration()
-	if t := c.Transcript; int(t.switches) < int(t.Choices)+maxExtraRounds {
+	if t := c.Transcript; t.Switches() < int(t.Choices)+maxExtraRounds {
 		if resp := c.Next.NextEngine(b); resp != nil {
 			s.switchEngine(resp)
 			return true
@@ -119,7 +119,7 @@ func (s *stream) switchEngine(resp *upstream.Response) {
 // a whole event, with nothing half sent, and not at its end.
 func (s *stream) shouldMigrate() bool {
 	c := s.migration()
-	return c != nil && c.Transcript.migrationRequested.Load() && !s.chunks.Done() && s.editor.events.AtBoundary() && c.Transcript.canMigrate() && c.Transcript.migrationRequested.CompareAndSwap(true, false)
+	return c != nil && c.Transcript.MigrationRequested() && !s.chunks.Done() && s.editor.events.AtBoundary() && c.Transcript.AcceptMigration()
 }
 
 // finishWith ends the stream with events and the last chunk.
@@ -136,7 +136,7 @@ func appendEngineFailure(dst []byte, t *Transcript, p sse.Protocol, number int64
 	if p == sse.OpenAI {
 		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)
 	}
-	if t.resumed() == nil {
+	if t.Switches() == 0 {
 		return append(dst, t.FailureEvent()...)
 	}
 	return failures[EngineClosed].AppendEvent(dst, p, number)

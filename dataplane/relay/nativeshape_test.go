@@ -4,38 +4,19 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 )
 
-// nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
-func nativeEvents(n int, cumulative bool) (events [][]byte) {
-	var text strings.Builder
-	var ids []string
-	for i := range n {
-		if !cumulative {
-			text.Reset()
-			ids = ids[:0]
-		}
-		fmt.Fprintf(&text, " w%d", i)
-		ids = append(ids, fmt.Sprint(900+i))
-		events = append(events, fmt.Appendf(nil, "data: {\"text\":%q,\"output_ids\":[%s],\"meta_info\":{\"id\":\"r\",\"finish_reason\":null,\"prompt_tokens\":4,\"completion_tokens\":%d,\"cached_tokens\":2,\"dp_rank\":null}}\n\n",
-			text.String(), strings.Join(ids, ","), i+1))
-	}
-	return events
-}
-
-// scanNative is what a Transcript and a scanner have made of a stream's events; walked:
-// of each by a walk. The engine is left behind as many events as leave says.
-func scanNative(events [][]byte, deltas *bool, leave int, walked bool) string {
+// readNative describes what a Transcript has made of a stream's events. walked: it knows no shape, so
+// that it walks each event. The engine is replaced before event number leave.
+func readNative(events [][]byte, deltas *bool, leave int, walked bool) string {
 	t := &Transcript{Format: NativeFormat, ShowIDs: true, Deltas: deltas, Prompt: PackIDs([]uint32{7, 8}), holdsFailure: true}
 	if len(events) > 0 && bytes.Contains(events[0], []byte(`"choices"`)) {
 		t.Format, t.NoText = GenerateFormat, true
 	}
-	scan := &streamScanner{usage: noUsage}
 	var out []byte
 	for i, e := range events {
 		if i == leave {
@@ -47,46 +28,36 @@ func scanNative(events [][]byte, deltas *bool, leave int, walked bool) string {
 		if own, ok := t.formatter.(*generateStream); ok && walked {
 			own.shape = jsonscan.EventShape{}
 		}
-		if walked {
-			scan.native = nativeScan{}
-		}
-		from := len(out)
 		out = t.Event(out, slices.Clone(e))
-		scan.feed(out[from:])
-		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v; %v %v %q %v\n",
-			t.Out, t.Delivered, t.PartialRune, t.Blocked(), t.FailureEvent(), t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
+		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v\n",
+			t.Out, t.Delivered, t.PartialRune, t.Blocked(), t.FailureEvent(), t.Finished)
 	}
 	return string(out)
 }
 
 // TestNativeShapeChangesNothing: in every mode, and over a seam, events that have the
-// shape of the one before are the same to Transcript and scanner as events walked.
+// shape of the one before are the same to a Transcript as events that it walks.
 func TestNativeShapeChangesNothing(t *testing.T) {
 	yes, no := true, false
 	for _, first := range []bool{false, true} {
 		for _, second := range []bool{false, true} {
 			for _, deltas := range []*bool{nil, &yes, &no} {
 				events := append(nativeEvents(6, first), nativeEvents(6, second)...)
-				got := scanNative(events, deltas, 6, false)
-				if want := scanNative(events, deltas, 6, true); got != want {
+				got := readNative(events, deltas, 6, false)
+				if want := readNative(events, deltas, 6, true); got != want {
 					t.Errorf("cumulative %v, then %v: got\n%swalked\n%s", first, second, got, want)
 				}
 			}
 		}
 	}
-	scan := &streamScanner{usage: noUsage}
 	own := newNativeStream(&Transcript{Format: NativeFormat, Prompt: PackIDs([]uint32{7})})
 	for i, e := range nativeEvents(4, true) {
 		data := sse.EventData(e)
-		if i > 0 && (!own.matchShape(data) || !scan.native.counts(data, &scan.usage)) {
+		if i > 0 && !own.matchShape(data) {
 			t.Errorf("event %d does not have the shape", i)
 		}
 		own.shape.Cumulative = false
 		own.read(data)
-		scan.feed(e)
-	}
-	if scan.usage != (Usage{Prompt: 4, Completion: 4, Cached: 2}) {
-		t.Errorf("usage %v", scan.usage)
 	}
 }
 
@@ -101,8 +72,8 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 		events = append(events, []byte(`data: {"request_id":"g","choices":[{`+rest+"}\n\n"))
 	}
 	for leave := range 5 {
-		got := scanNative(events, nil, leave+3, false)
-		if want := scanNative(events, nil, leave+3, true); got != want {
+		got := readNative(events, nil, leave+3, false)
+		if want := readNative(events, nil, leave+3, true); got != want {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	}
@@ -145,8 +116,8 @@ func FuzzNativeShape(f *testing.F) {
 		}
 		yes, no := true, false
 		deltas := [...]*bool{nil, &yes, &no, nil}[mode&3]
-		got := scanNative(events, deltas, int(mode>>2), false)
-		if want := scanNative(events, deltas, int(mode>>2), true); got != want {
+		got := readNative(events, deltas, int(mode>>2), false)
+		if want := readNative(events, deltas, int(mode>>2), true); got != want {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	})

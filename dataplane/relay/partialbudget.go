@@ -26,14 +26,14 @@ const uncountedKept = 16 << 10
 func (s *stream) acquirePartialBudget() bool {
 	kept := 0
 	if t := s.extras.migration.Transcript; t != nil {
-		if t.forgets() {
-			t.forget()
+		if t.Forgotten() {
+			t.Forget()
 		}
-		if kept = t.kept(); kept <= uncountedKept {
+		if kept = t.KeptBytes(); kept <= uncountedKept {
 			kept = 0
 		}
 		if kept > 0 && !s.countHeld(kept) {
-			t.forget()
+			t.Forget()
 			kept = 0
 		}
 		if kept > 0 {

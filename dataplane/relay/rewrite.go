@@ -144,11 +144,11 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	if carry != nil {
 		// The scan sees what the client gets, as one stream. The id and time, which both it and the
 		// transcript learn, are stored once.
-		if s.scan.template.idAndTime == "" {
-			s.scan.template.idAndTime = carry.Transcript.template.idAndTime
+		if s.scan.template.IDAndTime == "" {
+			s.scan.template.IDAndTime = carry.Transcript.IDAndTime()
 		}
 		s.scan.feed(r.b[sse.ChunkHeaderSize:])
-		done = done && carry.Transcript.FailureEvent() == nil && !carry.Transcript.needsRound()
+		done = done && carry.Transcript.FailureEvent() == nil && !carry.Transcript.NeedsRound()
 	}
 	if done && s.incomplete() {
 		s.chunks, done, broken = before, false, errIncomplete

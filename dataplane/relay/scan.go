@@ -41,7 +41,7 @@ func (s *streamScanner) feed(p []byte) {
 			return
 		}
 		if s.mayHaveRecords && s.AtBoundary() {
-			if n := idRecordLen(p); n > 0 {
+			if _, n := ParseIDRecord(p); n > 0 {
 				p = p[n:]
 				s.events++
 				s.token = true
@@ -418,7 +418,7 @@ func (s *streamScanner) storedID() string {
 	if s.protocol != sse.Responses {
 		return ""
 	}
-	return s.template.idAndTime
+	return s.template.IDAndTime
 }
 
 // responses scans one event of /v1/responses.
@@ -455,8 +455,8 @@ func (s *streamScanner) responses(name, data []byte) {
 			for key, ok := w.Member(); ok; key, ok = w.Member() {
 				switch string(key) {
 				case "id":
-					if id := w.Word(); s.template.idAndTime == "" && len(id) <= maxStoredID {
-						s.template.idAndTime = string(id)
+					if id := w.Word(); s.template.IDAndTime == "" && len(id) <= maxStoredID {
+						s.template.IDAndTime = string(id)
 					}
 				case "status":
 					status = w.Word()

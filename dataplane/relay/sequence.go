@@ -50,7 +50,8 @@ func (t *Transcript) all(f func(q *apiformat.ChoiceState) bool) bool {
 	return true
 }
 
-func (t *Transcript) finished() bool {
+// AllFinished reports whether all choices are finished.
+func (t *Transcript) AllFinished() bool {
 	return t.all(func(q *apiformat.ChoiceState) bool { return q.Finished })
 }
 
@@ -59,14 +60,16 @@ func (t *Transcript) allDelivered(q *apiformat.ChoiceState) bool {
 	return q.Finished || !q.PartialRune && (t.TextOnly && t.resumed() == nil || q.Delivered == len(q.Out))
 }
 
-// needsRound reports whether choices must be requested again after the present engine has completed
+// NeedsRound reports whether choices must be requested again after the present engine has completed
 // its request. Several choices continue by one request, which has one token limit for all: the
 // smallest remaining limit of any of them.
-func (t *Transcript) needsRound() bool { return t.Choices > 1 && t.resumed() != nil && !t.finished() }
+func (t *Transcript) NeedsRound() bool {
+	return t.Choices > 1 && t.resumed() != nil && !t.AllFinished()
+}
 
-// roundDone reports whether the present engine has sent [DONE] and a further round follows. Nothing
+// RoundDone reports whether the present engine has sent [DONE] and a further round follows. Nothing
 // more is read from it, because an engine may keep its response open.
-func (t *Transcript) roundDone() bool { return t.extras != nil && t.extras.roundDone }
+func (t *Transcript) RoundDone() bool { return t.extras != nil && t.extras.roundDone }
 
 // totalTokens returns the number of tokens of all choices.
 func (t *Transcript) totalTokens() (n int) {
@@ -76,8 +79,8 @@ func (t *Transcript) totalTokens() (n int) {
 	return n
 }
 
-// heardIDs returns how many ids the first choice has had, including dropped ones.
-func (t *Transcript) heardIDs() int {
+// IDsReceived returns how many ids the first choice has had, including dropped ones.
+func (t *Transcript) IDsReceived() int {
 	n := len(t.Out)
 	if t.extras != nil {
 		n += t.extras.past

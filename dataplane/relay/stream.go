@@ -241,7 +241,8 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	switch {
 	case opt.Migration.Transcript != nil:
 		s.editor = &editor{rewriter: opt.Migration.Transcript}
-		opt.Migration.Transcript.holdsFailure, s.editor.events.MaxEvent = true, sse.MaxLargeEvent
+		opt.Migration.Transcript.HoldFailure()
+		s.editor.events.MaxEvent = sse.MaxLargeEvent
 		s.scan.mayHaveRecords = opt.Migration.Transcript.Records
 	case opt.Rewrite != nil && s.scanning:
 		s.editor = &editor{rewriter: opt.Rewrite}
@@ -310,7 +311,7 @@ func (s *stream) finish() Result {
 func (s *stream) usage() Usage {
 	u := s.scan.usage
 	if s.scan.mayHaveRecords && u.Completion >= 0 { // records carry ids, no counts
-		u.Completion = max(u.Completion, s.extras.migration.Transcript.heardIDs())
+		u.Completion = max(u.Completion, s.extras.migration.Transcript.IDsReceived())
 	}
 	return u
 }
@@ -461,7 +462,7 @@ func (s *stream) engineDone() bool {
 
 func (s *stream) roundDone() bool {
 	t := s.extras.migration.Transcript
-	return t != nil && t.roundDone()
+	return t != nil && t.RoundDone()
 }
 
 func (s *stream) failedByEvent() bool {

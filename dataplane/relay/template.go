@@ -24,8 +24,8 @@ type eventShape struct {
 // are nearly all events, and they cost a few comparisons.
 type eventTemplate struct {
 	shape     *eventShape // nil: nothing learned
-	idAndTime string      // the stream's id and time, concatenated
-	idLen     uint8       // length of the id in idAndTime
+	IDAndTime string      // the stream's id and time, concatenated
+	idLen     uint8       // length of the id in IDAndTime
 	learned   uint8       // how often a template was learned
 	headLen   uint16      // of an idTemplate: length of the head after "data: " that all events begin with, the last too; 0: unknown
 }
@@ -47,8 +47,8 @@ func (t *eventTemplate) learnParts(before, mid, after []byte) {
 	t.learned++
 	id, idTo, at, atTo := idAndTimeOf(before)
 	t.shape = shapes.intern([5][]byte{before[:id], before[idTo:at], before[atTo:], mid, after})
-	if len(t.idAndTime) != idTo-id+atTo-at || t.idAndTime[:idTo-id] != string(before[id:idTo]) || t.idAndTime[idTo-id:] != string(before[at:atTo]) {
-		t.idAndTime = string(before[id:idTo]) + string(before[at:atTo])
+	if len(t.IDAndTime) != idTo-id+atTo-at || t.IDAndTime[:idTo-id] != string(before[id:idTo]) || t.IDAndTime[idTo-id:] != string(before[at:atTo]) {
+		t.IDAndTime = string(before[id:idTo]) + string(before[at:atTo])
 	}
 	t.idLen = uint8(idTo - id)
 }
@@ -85,13 +85,13 @@ func (t *eventTemplate) matchHead(data []byte) (from int, ok bool) {
 	id := int(s.id)
 	idTo := id + int(t.idLen)
 	at := idTo + int(s.time-s.id)
-	atTo := at + len(t.idAndTime) - int(t.idLen)
+	atTo := at + len(t.IDAndTime) - int(t.idLen)
 	from = atTo + int(s.content-s.time)
 	if from > len(data) {
 		return 0, false
 	}
-	return from, string(data[id:idTo]) == t.idAndTime[:t.idLen] && bytes.Equal(data[:id], s.text[:s.id]) &&
-		string(data[at:atTo]) == t.idAndTime[t.idLen:] && bytes.Equal(data[idTo:at], s.text[s.id:s.time]) && bytes.Equal(data[atTo:from], s.text[s.time:s.content])
+	return from, string(data[id:idTo]) == t.IDAndTime[:t.idLen] && bytes.Equal(data[:id], s.text[:s.id]) &&
+		string(data[at:atTo]) == t.IDAndTime[t.idLen:] && bytes.Equal(data[idTo:at], s.text[s.id:s.time]) && bytes.Equal(data[atTo:from], s.text[s.time:s.content])
 }
 
 // appendBefore appends the beginning of the template's events, up to their content.
@@ -100,8 +100,8 @@ func (t *eventTemplate) appendBefore(b []byte) []byte {
 	if s == nil {
 		return b
 	}
-	b = append(append(b, s.text[:s.id]...), t.idAndTime[:t.idLen]...)
-	b = append(append(b, s.text[s.id:s.time]...), t.idAndTime[t.idLen:]...)
+	b = append(append(b, s.text[:s.id]...), t.IDAndTime[:t.idLen]...)
+	b = append(append(b, s.text[s.id:s.time]...), t.IDAndTime[t.idLen:]...)
 	return append(b, s.text[s.time:s.content]...)
 }
 

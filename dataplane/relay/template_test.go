@@ -37,8 +37,8 @@ func TestStreamsShareAShape(t *testing.T) {
 			}
 		}
 	}
-	if len(a.idAndTime)+len(b.idAndTime) > 60 {
-		t.Errorf("of their own they have %q and %q", a.idAndTime, b.idAndTime)
+	if len(a.IDAndTime)+len(b.IDAndTime) > 60 {
+		t.Errorf("of their own they have %q and %q", a.IDAndTime, b.IDAndTime)
 	}
 }
 

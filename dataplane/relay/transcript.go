@@ -102,16 +102,16 @@ type transcriptExtras struct {
 	otherChoices []apiformat.ChoiceState  // of the other choices
 	requested    []*apiformat.ChoiceState // the choices requested from the present engine, if it is not the first
 	preOut       []byte                   // the output of pre for an event
-	past         int                      // number of ids that forget has dropped
-	forgot       bool                     // forget was called
-	roundDone    bool                     // the present engine has done what was requested; needsRound
+	past         int                      // number of ids that Forget has dropped
+	forgot       bool                     // Forget was called
+	roundDone    bool                     // the present engine has done what was requested; see NeedsRound
 }
 
 // memorySpent is the blocker of a stream for whose transcript there is no memory.
 const memorySpent = "memory"
 
-// kept returns the memory that is kept for another engine, in bytes.
-func (t *Transcript) kept() int {
+// KeptBytes returns the memory that is kept for another engine, in bytes.
+func (t *Transcript) KeptBytes() int {
 	n := len(t.Prompt.packed) + 4*cap(t.Out)
 	if extras := t.extras; extras != nil {
 		n += cap(extras.text) + 4*cap(extras.eventEnds)
@@ -125,13 +125,13 @@ func (t *Transcript) kept() int {
 // maxIdleIDs is the memory of output ids, in bytes, that a stream without migration may keep for reuse.
 const maxIdleIDs = 8 << 10
 
-// forgets reports whether forget has been called.
-func (t *Transcript) forgets() bool { return t.extras != nil && t.extras.forgot }
+// Forgotten reports whether Forget has been called.
+func (t *Transcript) Forgotten() bool { return t.extras != nil && t.extras.forgot }
 
-// forget drops what is kept for another engine, so that the stream can no longer migrate, and keeps
+// Forget drops what is kept for another engine, so that the stream can no longer migrate, and keeps
 // no more text. It is called again to drop ids that have come since. It keeps the ids of a stream
 // that has migrated, and of SGLang's /generate, whose events are read by means of them.
-func (t *Transcript) forget() {
+func (t *Transcript) Forget() {
 	t.blockOnce(memorySpent)
 	extras := t.ensureExtras()
 	extras.forgot, extras.text, extras.eventEnds = true, nil, nil
@@ -158,6 +158,13 @@ func (t *Transcript) Blocked() string {
 
 // Block prevents migrations, for the reason why.
 func (t *Transcript) Block(why string) { t.ensureExtras().blocker = why }
+
+// HoldFailure makes the Transcript hold back the error event of an engine that fails; see
+// FailureEvent.
+func (t *Transcript) HoldFailure() { t.holdsFailure = true }
+
+// DoneSent reports whether the client has got the last event of the stream.
+func (t *Transcript) DoneSent() bool { return t.doneSent }
 
 // FailureEvent returns the error event of the engine; nil: none. Nothing after it is passed on.
 func (t *Transcript) FailureEvent() []byte {
@@ -210,7 +217,7 @@ func (t *Transcript) EventEnds() []uint32 {
 // keepText appends to Text. It returns false if that becomes too long.
 func (t *Transcript) keepText(text []byte) bool {
 	extras := t.ensureExtras()
-	if t.forgets() {
+	if t.Forgotten() {
 		return false
 	}
 	if len(extras.text)+len(text) > maxText {
@@ -233,9 +240,19 @@ func (t *Transcript) requestedChoices() []*apiformat.ChoiceState {
 // Migration. It may be called from any goroutine.
 func (t *Transcript) RequestMigration() { t.migrationRequested.Store(true) }
 
+// MigrationRequested reports whether RequestMigration has been called since the last accepted
+// migration.
+func (t *Transcript) MigrationRequested() bool { return t.migrationRequested.Load() }
+
+// AcceptMigration reports whether the stream must leave its engine now: a migration is requested,
+// nothing is partially sent and something remains to be sent. It then clears the request.
+func (t *Transcript) AcceptMigration() bool {
+	return t.canMigrate() && t.migrationRequested.CompareAndSwap(true, false)
+}
+
 // canMigrate reports whether nothing is partially sent and something remains to be sent.
 func (t *Transcript) canMigrate() bool {
-	return t.FailureEvent() == nil && t.Blocked() == "" && t.firstEventSent() && !t.doneSent && !t.finished() && t.all(t.allDelivered)
+	return t.FailureEvent() == nil && t.Blocked() == "" && t.firstEventSent() && !t.doneSent && !t.AllFinished() && t.all(t.allDelivered)
 }
 
 // AddDelivered records ids that the client has got, for a stream that this package does not relay.
@@ -283,7 +300,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	}
 	data := sse.EventData(event)
 	if bytes.Equal(data, sse.DoneData) {
-		if t.needsRound() {
+		if t.NeedsRound() {
 			t.extras.roundDone = true
 			return dst
 		}
@@ -300,7 +317,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 		return append(dst, event...)
 	case n.failed:
 		return t.engineFailed(dst, event, n.failedCode)
-	case t.resumed() != nil && n.choices == 0 && t.needsRound():
+	case t.resumed() != nil && n.choices == 0 && t.NeedsRound():
 		return dst // its usage is not the final one
 	case t.resumed() != nil:
 		return t.resumed().Event(dst, event)
@@ -389,6 +406,23 @@ func (t *Transcript) SwitchEngine() {
 	t.switches++
 	extras.failure, extras.roundDone = nil, false
 	extras.next = t.getFormatter().nextEngine()
+}
+
+// Switches returns how often SwitchEngine was called.
+func (t *Transcript) Switches() int { return int(t.switches) }
+
+// IDAndTime returns the id and the time of the stream, concatenated, as its template has learned
+// them; "": not known.
+func (t *Transcript) IDAndTime() string { return t.template.IDAndTime }
+
+// NextSequenceNumber returns the sequence_number of the next event of a Responses stream. ok is false
+// for a stream of another format.
+func (t *Transcript) NextSequenceNumber() (n int64, ok bool) {
+	r, ok := t.getFormatter().(*responsesStream)
+	if !ok {
+		return 0, false
+	}
+	return int64(r.seq), true
 }
 
 // getFormatter returns the formatter of the format.
