@@ -8,6 +8,7 @@ import (
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -187,7 +188,7 @@ type RelayHooks struct {
 	Rewrite sse.Rewriter
 	// Transcript lets another engine continue the stream if its engine fails; may be nil.
 	// With a Transcript, Rewrite is not used. Package relay describes both it and Usage.
-	Transcript *relay.Transcript
+	Transcript *transcript.Transcript
 	Usage      bool
 	// Choices is the number of choices that the client asked for (n); 0: it did not say. See
 	// relay.Options.

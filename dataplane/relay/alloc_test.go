@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -119,7 +120,7 @@ func TestStreamsShareSettings(t *testing.T) {
 // was passed on, of thousands of streams.
 func TestEditorHoldsNoBufferBetweenEvents(t *testing.T) {
 	s := newDiscardStream()
-	s.editor = &editor{rewriter: &Transcript{Format: ChatFormat, Prompt: PackIDs([]uint32{1})}}
+	s.editor = &editor{rewriter: &transcript.Transcript{Format: transcript.ChatFormat, Prompt: transcript.PackIDs([]uint32{1})}}
 	event := []byte(chunksOf(chunkEvent))
 	for _, part := range [][]byte{event, event[:50], event[50:]} {
 		if s.forward(part, time.Now()); s.editor.out != nil {

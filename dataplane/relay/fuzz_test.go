@@ -7,6 +7,7 @@ import (
 
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 )
 
 // Events are the same wherever the stream is cut, and the carry is bounded.
@@ -38,7 +39,7 @@ func FuzzEvents(f *testing.F) {
 				plain.tooBig++
 			}
 			if event != nil {
-				plain.template = eventTemplate{IDAndTime: plain.template.IDAndTime}
+				plain.template = transcript.EventTemplate{IDAndTime: plain.template.IDAndTime}
 				plain.event(event)
 				plain.Release()
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -17,15 +18,17 @@ func BenchmarkMigratable(b *testing.B) {
 	yes := true
 	for _, form := range []struct {
 		name  string
-		t     func() *Transcript
+		t     func() *transcript.Transcript
 		event string
 	}{
-		{"completions", func() *Transcript { return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1})} }, `{"id":"cmpl-r1","object":"text_completion","created":1763690000,"model":"m","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[1234]}]}`},
-		{"generate", func() *Transcript {
-			return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1}), Format: GenerateFormat, NoText: true}
+		{"completions", func() *transcript.Transcript {
+			return &transcript.Transcript{ShowIDs: true, Prompt: transcript.PackIDs([]uint32{1})}
+		}, `{"id":"cmpl-r1","object":"text_completion","created":1763690000,"model":"m","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[1234]}]}`},
+		{"generate", func() *transcript.Transcript {
+			return &transcript.Transcript{ShowIDs: true, Prompt: transcript.PackIDs([]uint32{1}), Format: transcript.GenerateFormat, NoText: true}
 		}, `{"request_id":"r1","choices":[{"index":0,"token_ids":[1234],"logprobs":null,"finish_reason":null}]}`},
-		{"native", func() *Transcript {
-			return &Transcript{ShowIDs: true, Prompt: PackIDs([]uint32{1}), Format: NativeFormat, Deltas: &yes}
+		{"native", func() *transcript.Transcript {
+			return &transcript.Transcript{ShowIDs: true, Prompt: transcript.PackIDs([]uint32{1}), Format: transcript.NativeFormat, Deltas: &yes}
 		}, `{"text":" word","output_ids":[1234],"meta_info":{"id":"r-1","finish_reason":null,"prompt_tokens":400,"weight_version":"default","num_retractions":0,"completion_tokens":%d,"cached_tokens":384,"cached_tokens_details":null,"dp_rank":null}}`},
 	} {
 		for _, records := range []bool{false, true} {

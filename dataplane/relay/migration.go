@@ -2,6 +2,7 @@ package relay
 
 import (
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -9,7 +10,7 @@ import (
 // or reset the connection, stopped sending, or sent an error event.
 type Migration struct {
 	// Transcript is the stream's Rewriter.
-	Transcript *Transcript
+	Transcript *transcript.Transcript
 	// IncludeUsage: the client asked for the usage at the end.
 	IncludeUsage bool
 	Next         Migrator
@@ -132,7 +133,7 @@ func (s *stream) finishWith(events []byte) {
 
 // appendEngineFailure appends the end of a stream that no other engine continues: the engine's own error
 // event, if it is of the client's protocol.
-func appendEngineFailure(dst []byte, t *Transcript, p sse.Protocol, number int64) []byte {
+func appendEngineFailure(dst []byte, t *transcript.Transcript, p sse.Protocol, number int64) []byte {
 	if p == sse.OpenAI {
 		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/apiformat"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -19,7 +20,7 @@ type migratorFunc func(b Interruption) *upstream.Response
 func (f migratorFunc) NextEngine(b Interruption) *upstream.Response { return f(b) }
 
 // relayMigrated relays a stream of two engines to a client and gives its payload.
-func relayMigrated(t *testing.T, tr *Transcript, usage bool, first, second string) (string, Result, []Interruption) {
+func relayMigrated(t *testing.T, tr *transcript.Transcript, usage bool, first, second string) (string, Result, []Interruption) {
 	t.Helper()
 	var breaks []Interruption
 	var replaced []*upstream.Response
@@ -85,7 +86,7 @@ func TestMigratedStreamIsContinuous(t *testing.T) {
 		if name == "half a letter" {
 			wanted = strings.Replace(want, plainEvent("lo"), plainEvent("lo")+plainEvent(""), 1)
 		}
-		tr := &Transcript{Format: ChatFormat}
+		tr := &transcript.Transcript{Format: transcript.ChatFormat}
 		got, res, breaks := relayMigrated(t, tr, true, begin+end, rest)
 		if got != wanted {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, wanted)
@@ -98,17 +99,17 @@ func TestMigratedStreamIsContinuous(t *testing.T) {
 		}
 	}
 	// Nobody goes on: the client is told as without a Carry.
-	got, res, _ := relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin+chunksOf(failed), "")
+	got, res, _ := relayMigrated(t, &transcript.Transcript{Format: transcript.ChatFormat}, true, begin+chunksOf(failed), "")
 	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.SawErrorEvent || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
-	got, res, _ = relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin, "")
+	got, res, _ = relayMigrated(t, &transcript.Transcript{Format: transcript.ChatFormat}, true, begin, "")
 	if !strings.HasSuffix(got, doneEvent) || !strings.Contains(got, `"code":502`) || res.Cause != EngineClosed {
 		t.Errorf("got %s, %+v", got, res)
 	}
 	// The answer was whole but for its last events.
 	finish := strings.Replace(idEvent("", 0), `"finish_reason":null`, `"finish_reason":"stop"`, 1)
-	got, res, breaks := relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin+chunksOf(finish), rest)
+	got, res, breaks := relayMigrated(t, &transcript.Transcript{Format: transcript.ChatFormat}, true, begin+chunksOf(finish), rest)
 	if !strings.HasSuffix(got, h+`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3}}`+"\n\n"+doneEvent) || len(breaks) != 0 || res.Cause != Completed || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
@@ -127,7 +128,7 @@ func TestMigratableChunkAllocatesNothing(t *testing.T) {
 }
 
 func migratableStream() *stream {
-	tr := &Transcript{Format: ChatFormat, ChoiceState: apiformat.ChoiceState{Out: make([]uint32, 0, 1<<20)}}
+	tr := &transcript.Transcript{Format: transcript.ChatFormat, ChoiceState: apiformat.ChoiceState{Out: make([]uint32, 0, 1<<20)}}
 	tr.HoldFailure()
 	s := newDiscardStream()
 	s.extras = &streamExtras{migration: Migration{Transcript: tr}}
@@ -166,7 +167,7 @@ func TestTranscriptsAreCounted(t *testing.T) {
 		first.WriteString(idEvent("x", 1000+i%10))
 	}
 	for limit, want := range map[int64]string{1 << 20: "", 8 << 10: "memory"} {
-		tr := &Transcript{Format: ChatFormat}
+		tr := &transcript.Transcript{Format: transcript.ChatFormat}
 		budget := membudget.NewBudget(limit)
 		var why []string
 		next := migratorFunc(func(Interruption) *upstream.Response {
@@ -191,7 +192,7 @@ func TestTranscriptsAreCounted(t *testing.T) {
 }
 
 // relayChoices relays a stream of n choices that a first engine begins and others go on with.
-func relayChoices(t *testing.T, tr *Transcript, engines ...string) (got string, res Result, asked []string) {
+func relayChoices(t *testing.T, tr *transcript.Transcript, engines ...string) (got string, res Result, asked []string) {
 	t.Helper()
 	var opened []*upstream.Response
 	next := func(b Interruption) *upstream.Response {
@@ -224,7 +225,7 @@ const usageEvent = `data: {"id":"cmpl-b","object":"text_completion","created":99
 // TestChoicesResume: the choices that have not ended are asked for together, with the limit of
 // the one that has the least left, and again; the client sees one stream.
 func TestChoicesResume(t *testing.T) {
-	tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2}), Limit: 4}
+	tr := &transcript.Transcript{Choices: 3, Prompt: transcript.PackIDs([]uint32{1, 2}), Limit: 4}
 	last := "0\r\n\r\n"
 	got, res, asked := relayChoices(t, tr,
 		chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(1, "B", `"stop"`, "[21]"), choicesEvent(2, "c", "null", "[30]"), choicesEvent(0, "A", "null", "[11]")),
@@ -247,7 +248,7 @@ func TestChoicesResume(t *testing.T) {
 // TestChoicesResumeBehindOpenEngine: an engine of a round that keeps its response open behind [DONE]
 // does not delay the next round, and is not taken for a stalled one.
 func TestChoicesResumeBehindOpenEngine(t *testing.T) {
-	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1, 2}), Limit: 4}
+	tr := &transcript.Transcript{Choices: 2, Prompt: transcript.PackIDs([]uint32{1, 2}), Limit: 4}
 	rounds := []string{
 		chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(0, "A", "null", "[11]")),
 		chunksOf(choicesEvent(0, "c", `"length"`, "[12]"), choicesEvent(1, "d", "null", "[21]"), choicesEvent(0, "e", `"length"`, "[13]"), choicesEvent(1, "f", `"length"`, "[22]"), usageEvent, doneEvent),
@@ -298,7 +299,7 @@ func TestChoicesShareOnePrompt(t *testing.T) {
 		{false, 4, 4}, {false, 9, 6}, // what was told before is output, though it was found
 		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
 	} {
-		tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
+		tr := &transcript.Transcript{Choices: 3, Prompt: transcript.PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
 		got, _, _ := relayChoices(t, tr,
 			chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(2, "B", `"stop"`, "[21]")), // two are left
 			chunksOf(choicesEvent(0, "d", `"length"`, "[31]"), choicesEvent(1, "e", `"length"`, "[12]"), usage(k.reported), doneEvent)+"0\r\n\r\n")
@@ -318,7 +319,7 @@ func choicesEventNoIDs(index int, text, finish string) string {
 func TestChoicesWithoutNextEngine(t *testing.T) {
 	begin := chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"))
 	short := chunksOf(choicesEvent(0, "c", `"length"`, "[11]"), choicesEvent(1, "d", `"length"`, "[21]"), usageEvent, doneEvent) + "0\r\n\r\n"
-	got, res, asked := relayChoices(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, begin, short)
+	got, res, asked := relayChoices(t, &transcript.Transcript{Choices: 2, Prompt: transcript.PackIDs([]uint32{1}), Limit: 1000}, begin, short)
 	if !strings.HasSuffix(got, `"code":502}}`+"\n\n"+doneEvent) || strings.Contains(got, "usage") || !res.SawErrorEvent || !res.Reusable || len(asked) != 2 {
 		t.Errorf("got %s, %+v, asked %q", got, res, asked)
 	}
@@ -326,7 +327,30 @@ func TestChoicesWithoutNextEngine(t *testing.T) {
 	for range 50 {
 		engines = append(engines, short)
 	}
-	if got, res, asked = relayChoices(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, engines...); len(asked) != 2+maxExtraRounds || !res.SawErrorEvent || strings.Count(got, "[DONE]") != 1 {
+	if got, res, asked = relayChoices(t, &transcript.Transcript{Choices: 2, Prompt: transcript.PackIDs([]uint32{1}), Limit: 1000}, engines...); len(asked) != 2+maxExtraRounds || !res.SawErrorEvent || strings.Count(got, "[DONE]") != 1 {
 		t.Errorf("%d asked, %+v", len(asked), res)
 	}
+}
+
+// idEvent is an event as an engine sends it when it was asked for token ids.
+func idEvent(text string, ids ...int) string {
+	list := strings.ReplaceAll(strings.Trim(fmt.Sprint(ids), "[]"), " ", ",")
+	return `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"content":"` + text +
+		`"},"logprobs":null,"finish_reason":null,"token_ids":[` + list + "]}]}\n\n"
+}
+
+// plainEvent is the same where it was not asked.
+func plainEvent(text string) string {
+	return `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"content":"` + text +
+		`"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
+}
+
+const (
+	roleEvent = `data: {"id":"chatcmpl-a","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}` + "\n\n"
+	doneEvent = "data: [DONE]\n\n"
+)
+
+// choicesEvent is an event of completions.
+func choicesEvent(index int, text, finish, ids string) string {
+	return fmt.Sprintf(`data: {"id":"cmpl-a","object":"text_completion","created":17,"model":"m","choices":[{"index":%d,"text":"%s","logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":null,"token_ids":%s}]}`+"\n\n", index, text, finish, ids)
 }

@@ -1,6 +1,9 @@
 package relay
 
-import "sluice/dataplane/jsonscan"
+import (
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/transcript"
+)
 
 // nativeScan is what streamScanner knows of such events, and of those of vLLM's
 // /inference/v1/generate, which have ids and no text either.
@@ -19,7 +22,7 @@ type eventWalker struct {
 }
 
 type nativeScanShape struct {
-	shape   nativeShape
+	shape   transcript.NativeShape
 	scratch []uint32
 	gaps    [3]int // prompt_tokens, completion_tokens, cached_tokens
 }
@@ -30,7 +33,7 @@ func (n *nativeScan) learn(w *eventWalker) {
 		n.shape = new(nativeScanShape)
 	}
 	k := n.shape
-	k.shape.learn(w.Data, w.textAt, w.idsAt, w.counts[1])
+	k.shape.LearnEvent(w.Data, w.textAt, w.idsAt, w.counts[1])
 	k.shape.Cumulative = true // known text is not read again; an event that does not repeat it does not match
 	for i, at := range w.counts {
 		k.gaps[i] = k.shape.Gap(at)
@@ -47,7 +50,7 @@ func (n *nativeScan) counts(data []byte, u *Usage) (ok bool) {
 		return false
 	}
 	for i, to := range [...]*int{&u.Prompt, &u.Completion, &u.Cached} {
-		if v := k.shape.number(data, k.gaps[i]); v >= 0 {
+		if v := k.shape.Number(data, k.gaps[i]); v >= 0 {
 			*to = v
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 )
 
 // nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
@@ -31,7 +32,7 @@ func nativeEvents(n int, cumulative bool) (events [][]byte) {
 // after each event. walked: the scanner knows no shape, so that it walks each event. The engine is
 // replaced before event number leave.
 func scanNative(events [][]byte, deltas *bool, leave int, walked bool) string {
-	t := &Transcript{Format: NativeFormat, ShowIDs: true, Deltas: deltas, Prompt: PackIDs([]uint32{7, 8})}
+	t := &transcript.Transcript{Format: transcript.NativeFormat, ShowIDs: true, Deltas: deltas, Prompt: transcript.PackIDs([]uint32{7, 8})}
 	t.HoldFailure()
 	scan := &streamScanner{usage: noUsage}
 	var out []byte

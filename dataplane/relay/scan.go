@@ -6,6 +6,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
+	"sluice/dataplane/transcript"
 )
 
 // streamScanner finds in a stream's events what the router needs: usage, finish reasons, errors,
@@ -18,7 +19,7 @@ type streamScanner struct {
 	finish    string // after an error event its type and code
 	usage     Usage
 
-	template eventTemplate // of OpenAI's token events
+	template transcript.EventTemplate // of OpenAI's token events
 	native   nativeScan
 	finishes finishTracker
 
@@ -41,7 +42,7 @@ func (s *streamScanner) feed(p []byte) {
 			return
 		}
 		if s.mayHaveRecords && s.AtBoundary() {
-			if _, n := ParseIDRecord(p); n > 0 {
+			if _, n := transcript.ParseIDRecord(p); n > 0 {
 				p = p[n:]
 				s.events++
 				s.token = true
@@ -82,7 +83,7 @@ func (s *streamScanner) tokenEvent(ev []byte) bool {
 	const prefix, end = "data: ", "\n\n"
 	n := len(ev) - len(end)
 	return n > len(prefix) && string(ev[:len(prefix)]) == prefix && string(ev[n:]) == end &&
-		s.template.matches(ev[len(prefix):n])
+		s.template.Matches(ev[len(prefix):n])
 }
 
 // event scans one event. Of its lines "event:" and "data:" count.
@@ -147,7 +148,7 @@ func (s *streamScanner) openAI(data []byte) {
 		s.ended = true
 		return
 	}
-	if s.token && (s.template.matches(data) || s.native.counts(data, &s.usage)) {
+	if s.token && (s.template.Matches(data) || s.native.counts(data, &s.usage)) {
 		s.finishes.unscanned = false
 		return
 	}
@@ -223,7 +224,7 @@ func (s *streamScanner) openAI(data []byte) {
 		s.onErrorEvent(data)
 	}
 	if w.to > 0 && !w.hasOther && !w.Bad {
-		s.template.learn(data, w.from, w.to)
+		s.template.Learn(data, w.from, w.to)
 	}
 	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.hasOther && !w.Bad {
 		s.native.learn(&w)

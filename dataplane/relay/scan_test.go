@@ -189,7 +189,7 @@ func TestScanTemplate(t *testing.T) {
 	}
 	s := newScanner(sse.OpenAI)
 	s.feed([]byte(head))
-	if !s.template.matches([]byte(strings.TrimSuffix(ev(`some \"text\" \u00e4`, null), "\n\n")[len("data: "):])) {
+	if !s.template.Matches([]byte(strings.TrimSuffix(ev(`some \"text\" \u00e4`, null), "\n\n")[len("data: "):])) {
 		t.Error("the template does not match its like")
 	}
 }

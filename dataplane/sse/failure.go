@@ -58,3 +58,12 @@ func (f Failure) AppendEvent(dst []byte, p Protocol, number int64) []byte {
 	dst = strconv.AppendInt(dst, int64(f.Code), 10)
 	return append(dst, "}}\n\ndata: [DONE]\n\n"...)
 }
+
+// AnthropicStatus returns the HTTP status of an error type (raw JSON); 500 for engine errors.
+func AnthropicStatus(kind []byte) int {
+	switch string(kind) {
+	case `"invalid_request_error"`, `"authentication_error"`, `"billing_error"`, `"permission_error"`, `"not_found_error"`, `"request_too_large"`:
+		return 400
+	}
+	return 500
+}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"sluice/dataplane/relay"
+	"sluice/dataplane/transcript"
 )
 
 // TestRecordsMatchFullParse: a stream whose events the relay has replaced by id records
@@ -43,22 +43,22 @@ func TestRecordsMatchFullParse(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		dialect    engineDialect
-		transcript *relay.Transcript
+		transcript *transcript.Transcript
 		events     []string
 	}{
-		{"completions", completions, &relay.Transcript{}, plain},
-		{"generate", generate, &relay.Transcript{Format: relay.GenerateFormat, NoText: true}, tokens},
-		{"deltas", native, &relay.Transcript{Format: relay.NativeFormat, Deltas: &yes}, deltas},
-		{"cumulative", native, &relay.Transcript{Format: relay.NativeFormat, Deltas: &no}, cumulative},
-		{"deltas, told by nobody", native, &relay.Transcript{Format: relay.NativeFormat}, deltas},
-		{"cumulative, told by nobody", native, &relay.Transcript{Format: relay.NativeFormat}, cumulative},
+		{"completions", completions, &transcript.Transcript{}, plain},
+		{"generate", generate, &transcript.Transcript{Format: transcript.GenerateFormat, NoText: true}, tokens},
+		{"deltas", native, &transcript.Transcript{Format: transcript.NativeFormat, Deltas: &yes}, deltas},
+		{"cumulative", native, &transcript.Transcript{Format: transcript.NativeFormat, Deltas: &no}, cumulative},
+		{"deltas, told by nobody", native, &transcript.Transcript{Format: transcript.NativeFormat}, deltas},
+		{"cumulative, told by nobody", native, &transcript.Transcript{Format: transcript.NativeFormat}, cumulative},
 	} {
 		c.events = append(c.events, "data: [DONE]\n\n")
 		fresh := func() converter {
 			return converter{dialect: c.dialect, usage: noUsage, firstComments: []string{"first"}}
 		}
 		want := convert(t, fresh(), c.events...)
-		c.transcript.ShowIDs, c.transcript.Records, c.transcript.Prompt = true, true, relay.PackIDs([]uint32{1, 2, 3})
+		c.transcript.ShowIDs, c.transcript.Records, c.transcript.Prompt = true, true, transcript.PackIDs([]uint32{1, 2, 3})
 		var got []string
 		short := 0
 		o := itemWriter{converter: fresh(), idRecords: true}
@@ -74,7 +74,7 @@ func TestRecordsMatchFullParse(t *testing.T) {
 		records := 0
 		for _, e := range c.events {
 			p := c.transcript.Event(nil, []byte(e))
-			if _, n := relay.ParseIDRecord(p); n > 0 {
+			if _, n := transcript.ParseIDRecord(p); n > 0 {
 				records++
 			}
 			if _, err := o.Write(p); err != nil {

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/transcript"
 )
 
 // eventTemplate is the shape of a stream's events that contain new tokens and nothing else,
@@ -64,7 +64,7 @@ func (c *converter) readTemplate(data []byte) (done bool, err error) {
 // readRecord processes the id record at the beginning of p, which belongs to the stream's only
 // choice, and returns its length; 0 if p does not begin with a record.
 func (c *converter) readRecord(p []byte) (n int, err error) {
-	ids, n := relay.ParseIDRecord(p)
+	ids, n := transcript.ParseIDRecord(p)
 	if len(ids) == 0 || c.ended {
 		return n, nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/pd/abort"
@@ -155,7 +156,7 @@ func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamM
 	c.TextOnly = !q.handover.WantTokenIDs && !c.ShowIDs
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.hasExactPrompt() {
-		c.Prompt = relay.PackIDs(q.prompt.Tokens)
+		c.Prompt = transcript.PackIDs(q.prompt.Tokens)
 	}
 	if a := q.answerRewriter(); a != nil {
 		c.SetPreRewriter(a.Events(&q.handover))

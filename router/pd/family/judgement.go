@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 )
 
 var (
@@ -112,7 +112,7 @@ func InitialErrorStatus(prefix []byte) int {
 		return n
 	}
 	if kind, ok, _ := jsonscan.Find(data, "type"); ok {
-		return relay.AnthropicStatus(data[kind.Start:kind.End])
+		return sse.AnthropicStatus(data[kind.Start:kind.End])
 	}
 	return 500
 }

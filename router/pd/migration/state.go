@@ -19,7 +19,7 @@ import (
 	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
 )
 
@@ -28,7 +28,7 @@ import (
 // holds the generated tokens. Thousands of streams have one; the resume request stays packed until the
 // stream migrates.
 type State struct {
-	relay.Transcript
+	transcript.Transcript
 	packed        string         // body and sampling of the Template, then the header fields
 	choice        *choiceGrammar // the response is one of its texts; nil without such a grammar
 	maxTokens     int32          // the client's max_tokens; 0 if the client set no limit
@@ -47,9 +47,9 @@ func (c *State) Init(t *Template, kind front.Kind, maxTokens int, fields []upstr
 }
 
 // formats maps the endpoints whose streams can migrate to their formats.
-var formats = map[front.Kind]relay.APIFormat{
-	front.Chat: relay.ChatFormat, front.Completions: relay.CompletionsFormat, front.Generate: relay.GenerateFormat,
-	front.NativeGenerate: relay.NativeFormat, front.Messages: relay.MessagesFormat, front.ResponsesAPI: relay.ResponsesFormat,
+var formats = map[front.Kind]transcript.APIFormat{
+	front.Chat: transcript.ChatFormat, front.Completions: transcript.CompletionsFormat, front.Generate: transcript.GenerateFormat,
+	front.NativeGenerate: transcript.NativeFormat, front.Messages: transcript.MessagesFormat, front.ResponsesAPI: transcript.ResponsesFormat,
 }
 
 // pack stores the resume template and the header fields in c.

@@ -1,4 +1,4 @@
-package relay
+package transcript
 
 import (
 	"bytes"
@@ -22,7 +22,7 @@ type nativeStream struct {
 	noText   bool   // there is no text at all (--skip-tokenizer-init)
 	newIDs   []uint32
 
-	shape   nativeShape
+	shape   NativeShape
 	countAt int // position of completion_tokens in the last event; -1: none
 
 	// The content of the last event.
@@ -196,7 +196,7 @@ func (s *nativeStream) read(data []byte) bool {
 		}
 	}
 	if plain && !w.Bad && !s.current.failed && !s.current.finished {
-		s.shape.learn(data, text, ids, s.countAt)
+		s.shape.LearnEvent(data, text, ids, s.countAt)
 	}
 	return !w.Bad
 }
@@ -209,7 +209,7 @@ func (s *nativeStream) matchShape(data []byte) bool {
 		return false
 	}
 	a := &s.shape
-	s.current.taken, s.current.ids, s.current.total = true, a.Raw(data, a.ids), a.number(data, a.count)
+	s.current.taken, s.current.ids, s.current.total = true, a.Raw(data, a.ids), a.Number(data, a.count)
 	if text := a.Raw(data, a.text); text != nil {
 		s.current.texted, s.current.text = true, text[1:len(text)-1]
 	}

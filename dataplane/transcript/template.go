@@ -1,4 +1,4 @@
-package relay
+package transcript
 
 import (
 	"bytes"
@@ -19,10 +19,10 @@ type eventShape struct {
 	id, time, content, mid int32
 }
 
-// eventTemplate is the text around the content string of an event in which only that content was of
+// EventTemplate is the text around the content string of an event in which only that content was of
 // interest. An event with the same text around another string is not walked. In most streams these
 // are nearly all events, and they cost a few comparisons.
-type eventTemplate struct {
+type EventTemplate struct {
 	shape     *eventShape // nil: nothing learned
 	IDAndTime string      // the stream's id and time, concatenated
 	idLen     uint8       // length of the id in IDAndTime
@@ -34,12 +34,12 @@ type eventTemplate struct {
 // more than their content is walked.
 const maxLearned = 16
 
-// learn keeps data around the string data[from:to].
-func (t *eventTemplate) learn(data []byte, from, to int) {
+// Learn keeps data around the string data[from:to].
+func (t *EventTemplate) Learn(data []byte, from, to int) {
 	t.learnParts(data[:from], nil, data[to:])
 }
 
-func (t *eventTemplate) learnParts(before, mid, after []byte) {
+func (t *EventTemplate) learnParts(before, mid, after []byte) {
 	t.shape = nil
 	if t.learned == maxLearned || len(before) > maxTemplate || len(mid) > maxTemplate || len(after) > maxTemplate {
 		return
@@ -77,7 +77,7 @@ func idAndTimeOf(before []byte) (id, idTo, at, atTo int) {
 }
 
 // matchHead reports whether data begins as the template does, and where its content begins.
-func (t *eventTemplate) matchHead(data []byte) (from int, ok bool) {
+func (t *EventTemplate) matchHead(data []byte) (from int, ok bool) {
 	s := t.shape
 	if s == nil {
 		return 0, false
@@ -95,7 +95,7 @@ func (t *eventTemplate) matchHead(data []byte) (from int, ok bool) {
 }
 
 // appendBefore appends the beginning of the template's events, up to their content.
-func (t *eventTemplate) appendBefore(b []byte) []byte {
+func (t *EventTemplate) appendBefore(b []byte) []byte {
 	s := t.shape
 	if s == nil {
 		return b
@@ -105,10 +105,10 @@ func (t *eventTemplate) appendBefore(b []byte) []byte {
 	return append(b, s.text[s.time:s.content]...)
 }
 
-// matches reports whether data is the template around one string. The text before the string ends
+// Matches reports whether data is the template around one string. The text before the string ends
 // with the opening quote, the text after it begins with the closing quote, and the string must
 // contain no other quote and no line end.
-func (t *eventTemplate) matches(data []byte) bool {
+func (t *EventTemplate) Matches(data []byte) bool {
 	from, ok := t.matchHead(data)
 	if !ok {
 		return false

@@ -1,10 +1,10 @@
-package relay
+package transcript
 
 import "bytes"
 
 // idTemplate is the text around the content and the ids of an event that has nothing else. Events
 // with the same surrounding text are not walked.
-type idTemplate struct{ eventTemplate }
+type idTemplate struct{ EventTemplate }
 
 // learn keeps event around its text and its ids, brackets included.
 func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {

@@ -1,4 +1,4 @@
-package relay
+package transcript
 
 import (
 	"bytes"
@@ -166,3 +166,5 @@ func TestNotResumableBeforeFirstEvent(t *testing.T) {
 		}
 	}
 }
+
+const usageEvent = `data: {"id":"cmpl-b","object":"text_completion","created":99,"model":"m","choices":[],"usage":{"prompt_tokens":999,"total_tokens":1099,"completion_tokens":100}}` + "\n\n"

@@ -1,9 +1,10 @@
-package relay
+package transcript
 
 import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"sluice/dataplane/jsonscan"
@@ -23,7 +24,7 @@ func readNative(events [][]byte, deltas *bool, leave int, walked bool) string {
 			t.SwitchEngine()
 		}
 		if own, ok := t.formatter.(*nativeStream); ok && walked {
-			own.shape = nativeShape{}
+			own.shape = NativeShape{}
 		}
 		if own, ok := t.formatter.(*generateStream); ok && walked {
 			own.shape = jsonscan.EventShape{}
@@ -121,4 +122,21 @@ func FuzzNativeShape(f *testing.F) {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	})
+}
+
+// nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
+func nativeEvents(n int, cumulative bool) (events [][]byte) {
+	var text strings.Builder
+	var ids []string
+	for i := range n {
+		if !cumulative {
+			text.Reset()
+			ids = ids[:0]
+		}
+		fmt.Fprintf(&text, " w%d", i)
+		ids = append(ids, fmt.Sprint(900+i))
+		events = append(events, fmt.Appendf(nil, "data: {\"text\":%q,\"output_ids\":[%s],\"meta_info\":{\"id\":\"r\",\"finish_reason\":null,\"prompt_tokens\":4,\"completion_tokens\":%d,\"cached_tokens\":2,\"dp_rank\":null}}\n\n",
+			text.String(), strings.Join(ids, ","), i+1))
+	}
+	return events
 }

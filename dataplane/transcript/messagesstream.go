@@ -1,4 +1,4 @@
-package relay
+package transcript
 
 import (
 	"bytes"
@@ -74,7 +74,7 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	case "message_stop":
 		t.doneSent = true
 	case "error":
-		return t.engineFailed(dst, event, AnthropicStatus(jsonscan.MemberOf(failure, "type")))
+		return t.engineFailed(dst, event, sse.AnthropicStatus(jsonscan.MemberOf(failure, "type")))
 	}
 	return append(dst, event...)
 }
@@ -88,15 +88,6 @@ func (t *Transcript) blockUnlessText(kind []byte, want string) {
 	default:
 		t.blockOnce("tools")
 	}
-}
-
-// AnthropicStatus returns the HTTP status of an error type (raw JSON); 500 for engine errors.
-func AnthropicStatus(kind []byte) int {
-	switch string(kind) {
-	case `"invalid_request_error"`, `"authentication_error"`, `"billing_error"`, `"permission_error"`, `"not_found_error"`, `"request_too_large"`:
-		return 400
-	}
-	return 500
 }
 
 // resumedEvent handles an event of the engine that continues the stream, which was asked for

@@ -1,4 +1,4 @@
-package relay
+package transcript
 
 import (
 	"fmt"
@@ -11,11 +11,11 @@ func TestStreamsShareAShape(t *testing.T) {
 	event := func(id string, created int, content string) []byte {
 		return fmt.Appendf(nil, `{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":"TestStreamsShareAShape","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}`, id, created, content)
 	}
-	learned := func(id string, created int) *eventTemplate {
-		t := new(eventTemplate)
+	learned := func(id string, created int) *EventTemplate {
+		t := new(EventTemplate)
 		e := event(id, created, "some")
 		at := len(e) - len(`some"},"finish_reason":null}]}`)
-		t.learn(e, at, at+len("some"))
+		t.Learn(e, at, at+len("some"))
 		return t
 	}
 	a, b := learned("a1", 1700000000), learned("b22", 1700000001)
@@ -28,11 +28,11 @@ func TestStreamsShareAShape(t *testing.T) {
 		a, b    bool
 	}{{"a1", 1700000000, true, false}, {"b22", 1700000001, false, true}, {"a1", 1700000001, false, false}, {"b22", 1700000000, false, false}, {"a", 1700000000, false, false}} {
 		e := event(c.id, c.created, `an \"other\"`)
-		if a.matches(e) != c.a || b.matches(e) != c.b {
-			t.Errorf("%s: %v, %v", e, a.matches(e), b.matches(e))
+		if a.Matches(e) != c.a || b.Matches(e) != c.b {
+			t.Errorf("%s: %v, %v", e, a.Matches(e), b.Matches(e))
 		}
 		for n := range e {
-			if a.matches(e[:n]) || b.matches(e[:n]) {
+			if a.Matches(e[:n]) || b.Matches(e[:n]) {
 				t.Errorf("%s matches", e[:n])
 			}
 		}
@@ -44,16 +44,16 @@ func TestStreamsShareAShape(t *testing.T) {
 
 // A stream whose events always differ is walked, and fills the table for nobody.
 func TestShapesAreBounded(t *testing.T) {
-	one := new(eventTemplate)
+	one := new(EventTemplate)
 	for i := range 1000 {
 		e := fmt.Appendf(nil, `{"x%d":"y"}`, i)
-		one.learn(e, len(e)-3, len(e)-2)
+		one.Learn(e, len(e)-3, len(e)-2)
 		if learned := one.shape != nil; learned != (i < maxLearned) {
 			t.Fatalf("learned %v after %d", learned, i)
 		}
 	}
 	for i := range 2 * maxShapes {
-		new(eventTemplate).learn(fmt.Appendf(nil, `{"z%d":"y"}`, i), 8, 8)
+		new(EventTemplate).Learn(fmt.Appendf(nil, `{"z%d":"y"}`, i), 8, 8)
 	}
 	if n := len(*shapes.all.Load()); n > maxShapes {
 		t.Errorf("%d shapes are kept", n)

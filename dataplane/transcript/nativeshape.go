@@ -1,16 +1,16 @@
-package relay
+package transcript
 
 import "sluice/dataplane/jsonscan"
 
-// nativeShape is the shape of the token events of SGLang's /generate. They differ in text,
+// NativeShape is the shape of the token events of SGLang's /generate. They differ in text,
 // output_ids and counts. Walking the rest of each would cost more than all other work for an event.
-type nativeShape struct {
+type NativeShape struct {
 	jsonscan.EventShape
 	text, ids, count int // gaps; -1: no such member
 }
 
-// learn keeps the shape of data. count is the position of completion_tokens; -1: none.
-func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
+// LearnEvent keeps the shape of data. count is the position of completion_tokens; -1: none.
+func (n *NativeShape) LearnEvent(data []byte, text, ids jsonscan.Value, count int) {
 	if ids.Kind != jsonscan.Array || !n.Learn(data, text, ids) {
 		n.Reset()
 		return
@@ -21,8 +21,8 @@ func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
 	}
 }
 
-// number returns the value in a gap as jsonscan.Cursor.number does; -1 for gap -1.
-func (n *nativeShape) number(data []byte, gap int) int {
+// Number returns the value in a gap as jsonscan.Cursor.Number does; -1 for gap -1.
+func (n *NativeShape) Number(data []byte, gap int) int {
 	if gap < 0 {
 		return -1
 	}
