@@ -43,7 +43,7 @@ through() {
   "$bin" init --force -o "$work/$name.yaml" --engine "$url" >"$work/$name-init.log" 2>&1 || fail "$name: init"
   grep health_path "$work/$name.yaml" || true
   "$bin" check --config "$work/$name.yaml" --probe >"$work/$name-check.log" 2>&1 || fail "$name: check --probe"
-  grep -A2 "engines asked" "$work/$name-check.log"
+  grep -A2 "engines probed" "$work/$name-check.log"
   "$bin" serve --config "$work/$name.yaml" --listen "127.0.0.1:$port" --admin off >"$work/$name-serve.log" 2>&1 &
   pid=$!
   pids+=("$pid")

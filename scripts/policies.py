@@ -181,10 +181,10 @@ def cell(o, policy, speed, warm, run):
         r = f.load(o, run, "--trace-speed", f"{speed:.4f}")
     finally:
         f.close()
-    placed = list(r["placed"].values()) + [0] * (o.engines - len(r["placed"]))
+    placed = list(r["requests_by_worker"].values()) + [0] * (o.engines - len(r["requests_by_worker"]))
     return {"p50": r["ttft"]["p50_ms"], "p99": r["ttft"]["p99_ms"], "hit": r["cached_tokens"] / r["prompt_tokens"],
             "predicted": r["predicted_cached_tokens"] / r["prompt_tokens"], "spread": max(placed) * o.engines / sum(placed),
-            "box": r["box"], "own": r["own"], "router": r["router"], "late": r["sent_late"]["p99_ms"], "rate": r["requests_per_second"], "n": r["ok"]}
+            "box": r["box"], "own": r["own"], "router": r["router"], "late": r["send_delay"]["p99_ms"], "rate": r["requests_per_second"], "n": r["ok"]}
 
 
 def svg(o, cells, path):

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -361,5 +362,14 @@ func TestReportFormats(t *testing.T) {
 	var back Report
 	if err := json.Unmarshal(js.Bytes(), &back); err != nil || back.OK != 20 {
 		t.Errorf("JSON does not read back: %v, ok %d", err, back.OK)
+	}
+	var members map[string]any
+	if err := json.Unmarshal(js.Bytes(), &members); err != nil {
+		t.Fatal(err)
+	}
+	for present, old := range map[string]string{"send_delay": "sent_late", "requests_by_worker": "placed"} {
+		if members[present] == nil || !reflect.DeepEqual(members[present], members[old]) {
+			t.Errorf("%s and its old name %s differ or are missing: %v, %v", present, old, members[present], members[old])
+		}
 	}
 }

@@ -156,8 +156,8 @@ type Report struct {
 	TTFT                  Quantiles        `json:"ttft"`
 	InterChunk            Quantiles        `json:"inter_chunk"`
 	Total                 Quantiles        `json:"end_to_end"`
-	SendDelay             Quantiles        `json:"sent_late"`
-	ByWorker              map[string]int64 `json:"placed,omitempty"` // requests by X-Sluice-Worker
+	SendDelay             Quantiles        `json:"send_delay"`                   // from the time at which a request was due until it was sent
+	ByWorker              map[string]int64 `json:"requests_by_worker,omitempty"` // by X-Sluice-Worker
 }
 
 func (r *run) report() *Report {
@@ -182,11 +182,16 @@ func (r *run) report() *Report {
 	return rep
 }
 
-// WriteJSON writes the report as one JSON object.
+// WriteJSON writes the report as one JSON object. It has send_delay and requests_by_worker under
+// their deprecated names, too.
 func (rep *Report) WriteJSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	return enc.Encode(rep)
+	return enc.Encode(struct {
+		*Report
+		SentLate Quantiles        `json:"sent_late"`
+		Placed   map[string]int64 `json:"placed,omitempty"`
+	}{rep, rep.SendDelay, rep.ByWorker})
 }
 
 // WriteTable writes the report as a table for people.
@@ -222,7 +227,7 @@ func (rep *Report) WriteTable(w io.Writer) error {
 		for i, n := range names {
 			names[i] = fmt.Sprintf("%s %s", n, humanize.Comma(rep.ByWorker[n]))
 		}
-		fmt.Fprintf(w, "placed: %s\n", strings.Join(names, ", "))
+		fmt.Fprintf(w, "requests by worker: %s\n", strings.Join(names, ", "))
 	}
 	for text, n := range rep.Errors {
 		fmt.Fprintf(w, "  %s × %s\n", humanize.Comma(n), text)

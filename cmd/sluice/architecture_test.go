@@ -46,6 +46,8 @@ var directDependencies = []string{
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
 	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
 	"github.com/pebbe/zmq4",                   // KV events; engines' side channels
+	"github.com/spf13/cobra",                  // subcommands, completion and man pages of the command line
+	"github.com/spf13/pflag",                  // its GNU-style flags
 	"github.com/tinylib/msgp",                 // msgpack of the same
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing

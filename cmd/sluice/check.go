@@ -11,38 +11,44 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/worker"
 )
 
-const checkUsage = `Usage: sluice check [--config FILE] [flags of serve]
+const checkLong = `Checks the configuration that serve would use, made of file, environment and flags, and prints its
+effect. It lists every error, with line and column if it is in the file, and then reads the files
+that the configuration names, such as keys and certificates.`
 
-Checks a configuration as serve would make it of file, environment and flags,
-and says what it would do. Every fault is listed, with line and column where it
-stands in a file; then files it names are read, keys and certificates among them.
-Exit code: 0 sound, 1 not, 2 called wrongly.
+const checkExample = `
+  sluice check --config sluice.yaml
+  sluice check --config sluice.yaml --probe      compare the engines with the configuration, too
+  sluice check --engine http://127.0.0.1:8000    flags of serve instead of a file`
 
-Flags:
-`
-
-// runCheck validates a configuration and prints its effect. With --probe it also compares the
-// engines with the configuration.
-func runCheck(args []string, stdout, stderr io.Writer) int {
+func checkCommand() *cobra.Command {
 	fs := flag.NewFlagSet("sluice check", flag.ContinueOnError)
-	fs.SetOutput(stderr)
 	flags := config.RegisterFlags(fs)
-	probe := fs.Bool("probe", false, "ask the engines too, and fail unless each answers and is what the configuration says")
-	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), checkUsage)
-		fs.PrintDefaults()
-		fmt.Fprintf(fs.Output(), "\nKeys of a worker (after its URL, by commas):\n%s", config.KeyTable())
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	var probe bool
+	var timeout time.Duration
+	cmd := newCommand(cobra.Command{
+		Use: "check [flags]", GroupID: groupConfigure, Short: "validate a configuration and print its effect", Long: checkLong, Example: checkExample,
+		Annotations: map[string]string{notes: workerKeyNotes()},
+	}, "0 valid, 1 invalid", func(cmd *cobra.Command, _ []string) int {
+		return runCheck(flags, probe, timeout, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	addGoFlags(cmd, fs)
+	completeConfig(cmd)
+	cmd.Flags().BoolVar(&probe, "probe", false, "also probe the engines, and fail unless each answers and matches the configuration")
+	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "`DURATION` of each probe request to an engine")
+	return cmd
+}
+
+// runCheck validates a configuration and prints its effect. With probe it also compares the
+// engines with the configuration.
+func runCheck(flags *config.Flags, probe bool, timeout time.Duration, stdout, stderr io.Writer) int {
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
 		fmt.Fprintln(stderr, err)
@@ -60,11 +66,11 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		}
 		return 1
 	}
-	if !*probe {
+	if !probe {
 		return 0
 	}
-	fmt.Fprintln(stdout, "\nengines asked:")
-	bad, err := probeServers(cfg, *timeout, stdout)
+	fmt.Fprintln(stdout, "\nengines probed:")
+	bad, err := probeServers(cfg, timeout, stdout)
 	if err != nil {
 		fmt.Fprintf(stderr, "sluice check: %v\n", err)
 		return 1
@@ -152,7 +158,7 @@ func mismatches(spec *worker.Spec, a *fleet.EngineInfo) (problems []string) {
 		}
 	}
 	if a.RoleKnown && a.Role != spec.Role {
-		problems = append(problems, fmt.Sprintf("it says its role is %s, not %s", a.Role, spec.Role))
+		problems = append(problems, fmt.Sprintf("its role is %s, not %s", a.Role, spec.Role))
 	}
 	if spec.Engine != "" && a.Engine != "" && spec.Engine != a.Engine {
 		problems = append(problems, fmt.Sprintf("it is %s, not %s", a.Engine, spec.Engine))

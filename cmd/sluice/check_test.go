@@ -57,7 +57,7 @@ func TestCheck(t *testing.T) {
 		{"dead engine", []string{"--engine", harness.RefusedURL(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
 		{"not as it says", []string{"--probe", "--engine", e.URL() + ",model=other,ranks=3,block_size=64,engine=sglang"}, 1,
 			`it does not serve model "other"` + "\n        it is vllm, not sglang\n        its blocks are of 16 tokens, not 64\n        the engine has ranks 0 to 1, but rank 2 is configured", ""},
-		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "it says its role is decode, not prefill", ""},
+		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "its role is decode, not prefill", ""},
 		{"prefill hands over", []string{"--probe", "--prefill", p.URL(), "--decode", d.URL()}, 0, "  ok    prefill-0", ""},
 		{"no KV connector", []string{"--probe", "--prefill", none.URL, "--decode", d.URL()}, 1,
 			"  FAULT prefill-0 at " + none.URL + "\n        it gives no handle for a hand-over: ", "1 of the engines' servers"},
@@ -72,7 +72,7 @@ func TestCheck(t *testing.T) {
 		{"a byte order mark", []string{"--config", marked}, 0, "aggregated aggregated-0 at " + e.URL(), ""},
 	} {
 		var out, errs harness.SyncBuffer
-		code := runCheck(c.args, &out, &errs)
+		code := runArgs("check", c.args, &out, &errs)
 		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.err) {
 			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", c.name, code, c.code, out.String(), errs.String())
 		}
@@ -118,17 +118,19 @@ func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 		}
 	}
 	check := func(args ...string) func() int {
-		return func() int { return runCheck(append([]string{"--probe"}, args...), &out, &errs) }
+		return func() int { return runArgs("check", append([]string{"--probe"}, args...), &out, &errs) }
 	}
 	run("no CA", 1, check("--engine", at, "--set", "engine_key="+key))
 	run("no key", 1, check("--engine", at, "--set", "engine_tls.ca="+ca))
 	run("another key", 1, check("--engine", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key=other"))
 	run("both", 0, check("--engine", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key="+key))
 	run("prefill too", 0, check("--prefill", before, "--decode", at, "--set", "engine_tls.ca="+ca, "--set", "engine_key="+key))
-	run("init without", 1, func() int { return runInit([]string{at}, &out, &errs) })
-	run("init of another field", 2, func() int { return runInit([]string{at, "--set", "listen=:1"}, &out, &errs) })
+	run("init without", 1, func() int { return runArgs("init", []string{at}, &out, &errs) })
+	run("init of another field", 2, func() int { return runArgs("init", []string{at, "--set", "listen=:1"}, &out, &errs) })
 	t.Setenv("SLUICE_ENGINE_KEY", key)
-	run("init", 0, func() int { return runInit([]string{at, "-o", file, "--set", "engine_tls.ca=" + ca}, &out, &errs) })
+	run("init", 0, func() int {
+		return runArgs("init", []string{at, "-o", file, "--set", "engine_tls.ca=" + ca}, &out, &errs)
+	})
 	text, err := os.ReadFile(file)
 	if err != nil || strings.Contains(string(text)+out.String()+errs.String(), key) {
 		t.Errorf("the file made: %v\n%s\nerr: %s\nwant no key in them", err, text, errs.String())

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
 
 	"sluice/bench/load"
 	"sluice/bench/sim"
@@ -24,23 +24,15 @@ import (
 	"sluice/router/worker"
 )
 
-const demoHelp = `Usage: sluice demo [flags]
-
-Starts two prefill and two decode engines (simulated, on free loopback ports),
-the router in front of them, and a load of chat conversations; beside it the
-same again with a router that takes turns (round robin), on the same load. A
-page shows both. Ctrl-C ends everything.
-
-Flags:
-`
+const demoLong = `Starts two prefill and two decode engines (simulated, on free loopback ports), the router in front
+of them, and a load of chat conversations; and a second set of the same with a round-robin router
+and the same load. The console compares the two. Ctrl-C ends everything.`
 
 const demoExamples = `
-Examples:
   sluice demo
-  sluice demo --duration 20s          ends by itself with the summary
-  sluice demo --pd sglang             SGLang engines, that meet through a bootstrap server
-  sluice demo --rate 6 --listen 127.0.0.1:8080
-`
+  sluice demo --duration 20s          ends by itself with a summary
+  sluice demo --pd sglang             SGLang engines with a bootstrap server
+  sluice demo --rate 6 --listen 127.0.0.1:8080`
 
 // demoOptions are the values of the demo's flags.
 type demoOptions struct {
@@ -59,31 +51,32 @@ var demoEngines = map[string]func(*sim.Options){
 	"mooncake":  func(o *sim.Options) { o.PD = "mooncake" },
 }
 
-// runDemo runs the demo until ctx or its duration ends.
-func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func demoCommand() *cobra.Command {
 	var o demoOptions
-	fs := flag.NewFlagSet("sluice demo", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	fs.DurationVar(&o.duration, "duration", 0, "end after this time; 0: at Ctrl-C")
-	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the router; port 0 takes a free one")
-	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the page")
-	fs.Float64Var(&o.rate, "rate", 7, "requests a `second`, to each of the two routers")
-	families := strings.Join(slices.Sorted(maps.Keys(demoEngines)), ", ")
-	fs.StringVar(&o.pd, "pd", "nixl", "hand-over `family` of the engines: "+families)
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), demoHelp)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), demoExamples)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	cmd := newCommand(cobra.Command{
+		Use: "demo [flags]", GroupID: groupRun, Short: "run simulated engines, a router, load and a console", Long: demoLong, Example: demoExamples,
+	}, "0 ended, 1 failed", func(cmd *cobra.Command, _ []string) int {
+		return runDemo(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	families := slices.Sorted(maps.Keys(demoEngines))
+	fs := cmd.Flags()
+	fs.DurationVar(&o.duration, "duration", 0, "end after this `TIME` (default: at Ctrl-C)")
+	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the router; port 0 selects a free one")
+	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of the console")
+	fs.Float64Var(&o.rate, "rate", 7, "requests a `SECOND`, to each of the two routers")
+	fs.StringVar(&o.pd, "pd", "nixl", "hand-over `FAMILY` of the engines: "+strings.Join(families, ", "))
+	completeFlag(cmd, "pd", families...)
+	return cmd
+}
+
+// runDemo runs the demo until ctx or its duration ends.
+func runDemo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) int {
 	if o.rate <= 0 || o.duration < 0 {
 		fmt.Fprintf(stderr, "sluice demo: --rate %v, --duration %v; want more than 0, and 0 or more\n", o.rate, o.duration)
 		return 2
 	}
 	if demoEngines[o.pd] == nil {
-		fmt.Fprintf(stderr, "sluice demo: --pd %q; want one of %s\n", o.pd, families)
+		fmt.Fprintf(stderr, "sluice demo: --pd %q; want one of %s\n", o.pd, strings.Join(slices.Sorted(maps.Keys(demoEngines)), ", "))
 		return 2
 	}
 	if err := demo(ctx, o, stdout, stderr); err != nil {

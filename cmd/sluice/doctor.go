@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -14,38 +13,49 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"sluice/router/config"
 )
 
-const doctorUsage = `Usage: sluice doctor [--config FILE] [--require NAME,…] [--json]
+var doctorLong = `Reports which of the libraries that observe KV transfers work on this machine, where they were found
+and in which version; which limits and devices the machine has; why something does not work, and
+what to do about it. Each library is loaded and tried in a process of its own, so one that hangs or
+crashes affects its line only. Nothing is changed.
 
-Says which of the libraries that tell of KV transfers were found, where and in what
-version; which limits and devices of this machine they meet; why something is off,
-and what to do about it. Libraries are loaded and tried in processes of their own:
-one that hangs or crashes costs a line. Nothing is changed.
+The checks are ` + strings.Join(doctorNames, ", ") + `. A check is required if the
+configuration of --config needs it or --require names it.`
 
-Names: ` + "nixl, ucx, zmq, cuda (memory of GPUs), memlock, rdma, files, io_uring" + `.
-What is asked for comes from the configuration (with it, transfers.nixl: on and
-transfers.side_channel ask for nixl) and from --require. Exit code: 0 all that is
-asked for works, 1 some of it does not, 2 called wrongly.
-
-Examples:
-  sluice doctor                                  what this machine has
-  sluice doctor --config sluice.yaml             whether it has what that asks for
-  sluice doctor --python /opt/vllm --require nixl   whether an engine's NIXL works here
-  sluice doctor --json | jq '.findings[] | select(.state != "ok")'
-
-Flags:
-`
+const doctorExamples = `
+  sluice doctor                                    what this machine has
+  sluice doctor --config sluice.yaml               whether it has what the configuration needs
+  sluice doctor --python /opt/vllm --require nixl  whether an engine's NIXL works here
+  sluice doctor --json | jq '.findings[] | select(.state != "ok")'`
 
 // finding is the result of one check.
 type finding struct {
 	Name     string   `json:"name"`
-	State    string   `json:"state"` // ok, limited, off, hung, crashed
-	Required bool     `json:"asked"` // the configuration or --require needs it
+	State    string   `json:"state"`    // ok, limited, off, hung, crashed
+	Required bool     `json:"required"` // the configuration or --require needs it
 	Detail   string   `json:"detail"`
-	Advice   string   `json:"advice,omitempty"` // what the operator should do; "" if nothing
-	Attempts []string `json:"tried,omitempty"`  // places searched, each with the outcome
+	Advice   string   `json:"advice,omitempty"`   // what the operator should do; "" if nothing
+	Attempts []string `json:"attempts,omitempty"` // places searched, each with the outcome
+}
+
+// aliasedFinding is a finding in the output of --json, which has the former names of two members
+// for one release.
+type aliasedFinding struct {
+	finding
+	Asked bool     `json:"asked"`           // deprecated: required
+	Tried []string `json:"tried,omitempty"` // deprecated: attempts
+}
+
+func aliased(all []finding) []aliasedFinding {
+	out := make([]aliasedFinding, len(all))
+	for i, f := range all {
+		out[i] = aliasedFinding{f, f.Required, f.Attempts}
+	}
+	return out
 }
 
 const (
@@ -69,35 +79,50 @@ type doctor struct {
 	probeCommand []string // command line of a probe process, without probeArgument
 }
 
-func runDoctor(args []string, stdout, stderr io.Writer) int {
-	if len(args) == 1 && args[0] == probeArgument {
-		return probeMain(os.Stdin, os.NewFile(3, "answer"))
-	}
-	fs := flag.NewFlagSet("sluice doctor", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	d := doctor{}
-	file := fs.String("config", "", "check whether this machine has what the configuration in `FILE` needs")
-	asJSON := fs.Bool("json", false, "print JSON")
-	required := fs.String("require", "", "comma-separated `NAMES` of libraries that must work")
-	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.nixl_library]")
-	fs.StringVar(&d.probe.UCX, "ucx", "", "libucp's `FILE` or folder, likewise")
-	fs.Func("python", "`PREFIX` of an engine's Python environment; may be given again [transfers.python]", func(v string) error {
-		d.probe.Python = append(d.probe.Python, v)
-		return nil
+func doctorCommand() *cobra.Command {
+	var o doctorFlags
+	cmd := newCommand(cobra.Command{
+		Use: "doctor [flags]", GroupID: groupConfigure, Short: "report which libraries, devices and limits this machine has", Long: doctorLong, Example: doctorExamples,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && args[0] == probeArgument {
+				return nil
+			}
+			return noArgs(cmd, args)
+		},
+	}, "0 all that is required works, 1 some of it does not", func(cmd *cobra.Command, args []string) int {
+		if len(args) == 1 {
+			return probeMain(os.Stdin, os.NewFile(3, "answer"))
+		}
+		return runDoctor(&o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
-	fs.DurationVar(&d.timeout, "timeout", 20*time.Second, "for each library")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), doctorUsage)
-		fs.PrintDefaults()
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.config, "config", "", "check whether this machine has what the configuration in `FILE` needs")
+	fs.BoolVar(&o.asJSON, "json", false, "print JSON")
+	fs.StringVar(&o.required, "require", "", "comma-separated `NAMES` of checks that must succeed")
+	fs.StringVar(&o.probe.NIXL, "nixl", "", "`PATH` of libnixl_capi or its folder; nothing else is tried (default: transfers.nixl_library)")
+	fs.StringVar(&o.probe.UCX, "ucx", "", "`PATH` of libucp or its folder; nothing else is tried (default: transfers.ucx_library)")
+	fs.StringArrayVar(&o.probe.Python, "python", nil, "`PREFIX` of an engine's Python environment; may be repeated (default: transfers.python)")
+	fs.DurationVar(&o.timeout, "timeout", 20*time.Second, "`DURATION` of the check of one library")
+	completeFlag(cmd, "require", doctorNames...)
+	return cmd
+}
+
+// doctorFlags are the values of the command's flags.
+type doctorFlags struct {
+	config, required string
+
+	asJSON  bool
+	probe   probeRequest
+	timeout time.Duration
+}
+
+func runDoctor(o *doctorFlags, stdout, stderr io.Writer) int {
+	d := doctor{timeout: o.timeout, probe: o.probe}
 	if d.timeout < 100*time.Millisecond {
 		fmt.Fprintf(stderr, "sluice doctor: --timeout is %s; want 100ms or more\n", d.timeout)
 		return 2
 	}
-	for name := range strings.SplitSeq(*required, ",") {
+	for name := range strings.SplitSeq(o.required, ",") {
 		if name = strings.TrimSpace(name); name == "" {
 			continue
 		}
@@ -107,8 +132,8 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 		}
 		d.required = append(d.required, name)
 	}
-	if *file != "" {
-		if err := d.configured(*file); err != nil {
+	if o.config != "" {
+		if err := d.configured(o.config); err != nil {
 			fmt.Fprintln(stderr, err)
 			return 1
 		}
@@ -119,7 +144,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	d.probeCommand = []string{probeCommand, "doctor"}
-	return d.report(d.examine(), *asJSON, stdout, stderr)
+	return d.report(d.examine(), o.asJSON, stdout, stderr)
 }
 
 // configured sets the requirements of d from a configuration file.
@@ -167,7 +192,7 @@ func (d *doctor) examine() []finding {
 			f := &all[i]
 			f.Name, f.Required = name, slices.Contains(d.required, name)
 			if name == "nixl" && d.wantsNIXL && !f.Required && f.State != findingOK {
-				f.Detail += "; transfers.nixl is auto: serve goes without"
+				f.Detail += "; transfers.nixl is auto, so serve runs without it"
 			}
 		})
 	}
@@ -188,16 +213,16 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
 		_ = e.Encode(struct {
-			Version  string    `json:"version"`
-			System   string    `json:"system"`
-			OK       bool      `json:"ok"` // every required finding works
-			Findings []finding `json:"findings"`
-		}{version, runtime.GOOS + "/" + runtime.GOARCH, len(missing) == 0, all})
+			Version  string           `json:"version"`
+			System   string           `json:"system"`
+			OK       bool             `json:"ok"` // every required finding works
+			Findings []aliasedFinding `json:"findings"`
+		}{version, runtime.GOOS + "/" + runtime.GOARCH, len(missing) == 0, aliased(all)})
 	} else {
 		for _, f := range all {
 			mark := ""
 			if f.Required {
-				mark = "asked for; "
+				mark = "required; "
 			}
 			fmt.Fprintf(stdout, "%-8s %-9s %s%s\n", f.State, f.Name, mark, oneLine(f.Detail))
 			for _, t := range f.Attempts {

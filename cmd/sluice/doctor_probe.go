@@ -27,11 +27,11 @@ import (
 const probeArgument = "@probe"
 
 type probeRequest struct {
-	Library string        `json:"what"` // nixl, ucx, zmq or cuda
+	Library string        `json:"library"` // nixl, ucx, zmq or cuda
 	NIXL    string        `json:"nixl"`
 	UCX     string        `json:"ucx"`
 	Python  []string      `json:"python"`
-	Timeout time.Duration `json:"within"`
+	Timeout time.Duration `json:"timeout"`
 }
 
 // probeMain is the main function of the probe process.
@@ -122,7 +122,7 @@ func (t *tailBuffer) Write(p []byte) (int, error) {
 func (t *tailBuffer) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
 	if l := lines[len(lines)-1]; l != "" {
-		return "; it said " + fmt.Sprintf("%.200q", l)
+		return "; its last output was " + fmt.Sprintf("%.200q", l)
 	}
 	return ""
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -99,7 +100,7 @@ func TestDoctorOnBadLibraries(t *testing.T) {
 		"hangs in its start": {constructor("for (;;) pause();"), findingHung, ""},
 		"stops the process":  {constructor("raise(SIGSTOP);"), findingHung, "killed"},
 		"crashes":            {constructor("*(volatile int *)8 = 1;"), findingCrashed, "segmentation fault"},
-		"aborts":             {constructor("fputs(\"giving up\\n\", stderr); abort();"), findingCrashed, "aborted; it said"},
+		"aborts":             {constructor("fputs(\"giving up\\n\", stderr); abort();"), findingCrashed, "aborted; its last output was"},
 		"ends the process":   {constructor("puts(\"{\\\"state\\\":\\\"ok\\\"}\"); exit(0);"), findingCrashed, "no answer"},
 		"another library":    {compiled(t, "libnixl_capi.so", "int answer = 42;\n"), findingOff, "symbol missing"},
 	} {
@@ -152,29 +153,29 @@ func TestDoctorRequiresConfiguredLibraries(t *testing.T) {
 	d := diagnose(t, "--config", write("transfers:\n  nixl: \"on\"\n  nixl_library: "+absent+"\nlimits:\n  max_conns: 2000000000\n"))
 	f := d.of("nixl")
 	if d.code != 1 || !f.Required || f.State != findingOff || !strings.Contains(strings.Join(f.Attempts, " "), absent) {
-		t.Errorf("exit %d, %+v; want that nixl is asked for and off", d.code, f)
+		t.Errorf("exit %d, %+v; want that nixl is required and off", d.code, f)
 	}
 	if f := d.of("files"); f.State != findingLimited || !strings.Contains(f.Advice, "4000001024") {
 		t.Errorf("%+v; want that the files are too few", f)
 	}
 	d = diagnose(t, "--config", write("transfers:\n  nixl_library: "+absent+"\n"))
 	if f := d.of("nixl"); d.code != 0 || f.Required {
-		t.Errorf("exit %d, %+v; want that nothing is asked for", d.code, f)
+		t.Errorf("exit %d, %+v; want that nothing is required", d.code, f)
 	}
 }
 
 func TestDoctorUsageErrors(t *testing.T) {
 	for _, args := range [][]string{{"--require", "gold"}, {"--timeout", "1ms"}, {"extra"}, {"--nonsense"}} {
 		var stdout, stderr bytes.Buffer
-		if code := runDoctor(args, &stdout, &stderr); code != 2 || stderr.Len() == 0 || stdout.Len() != 0 {
+		if code := runArgs("doctor", args, &stdout, &stderr); code != 2 || stderr.Len() == 0 || stdout.Len() != 0 {
 			t.Errorf("%q: exit %d, %q; want 2 and a word", args, code, &stderr)
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	if code := runDoctor([]string{"--config", filepath.Join(t.TempDir(), "none.yaml")}, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "none.yaml") {
+	if code := runArgs("doctor", []string{"--config", filepath.Join(t.TempDir(), "none.yaml")}, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "none.yaml") {
 		t.Errorf("no such file: exit %d, %q", code, &stderr)
 	}
-	if code := runDoctor([]string{"--help"}, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "Examples:") {
+	if code := runArgs("doctor", []string{"--help"}, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "Examples:") {
 		t.Errorf("help: exit %d", code)
 	}
 }
@@ -186,9 +187,26 @@ func TestDoctorTable(t *testing.T) {
 		{Name: "nixl", State: findingOff, Required: true, Detail: "a\x1b[31m\nb", Advice: "install it", Attempts: []string{"/x: absent"}},
 		{Name: "zmq", State: findingOK, Detail: "fine"},
 	}, false, &stdout, &stderr)
-	want := "off      nixl      asked for; a [31m b\n" + strings.Repeat(" ", 19) + "tried: /x: absent\n" + strings.Repeat(" ", 19) + "do: install it\nok       zmq       fine\n"
+	want := "off      nixl      required; a [31m b\n" + strings.Repeat(" ", 19) + "tried: /x: absent\n" + strings.Repeat(" ", 19) + "do: install it\nok       zmq       fine\n"
 	if code != 1 || stdout.String() != want || !strings.Contains(stderr.String(), "nixl") {
 		t.Errorf("exit %d:\n%s%s\nwant\n%s", code, &stdout, &stderr, want)
+	}
+}
+
+// TestDoctorJSON: the output has the former names of renamed members, too.
+func TestDoctorJSON(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	(&doctor{}).report([]finding{{Name: "nixl", State: findingOff, Required: true, Attempts: []string{"/x: absent"}}}, true, &stdout, &stderr)
+	var got struct {
+		Findings []map[string]any `json:"findings"`
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &got); err != nil || len(got.Findings) != 1 {
+		t.Fatalf("%v: %s", err, &stdout)
+	}
+	for _, names := range [][2]string{{"required", "asked"}, {"attempts", "tried"}} {
+		if present := got.Findings[0][names[0]]; present == nil || !reflect.DeepEqual(present, got.Findings[0][names[1]]) {
+			t.Errorf("%s and %s differ or are missing: %s", names[0], names[1], &stdout)
+		}
 	}
 }
 

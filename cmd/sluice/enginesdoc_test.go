@@ -43,7 +43,7 @@ func TestEnginesDoc(t *testing.T) {
 		files, lines := 0, 0
 		check := func(what string, args ...string) {
 			var out, errs harness.SyncBuffer
-			code := runCheck(args, &out, &errs)
+			code := runArgs("check", args, &out, &errs)
 			if printed := out.String(); code != 0 || strings.Contains(printed, "warnings:") || family != "" && !strings.Contains(printed, "("+family+")") {
 				t.Errorf("%s: exit %d\n%s\n%s%s", family, code, what, printed, errs.String())
 			}

@@ -5,64 +5,51 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
 	"sluice/router/schedule"
 )
 
-const explainHelp = `Usage: sluice explain [flags] REQUEST_ID
-
-Says why a request went where it went: every candidate with the terms of its
-cost in estimated milliseconds, what was chosen, what happened on the way and
-how it ended. REQUEST_ID is the X-Request-Id of the response. The router must
-run on this machine, under this user, with its admin listener on; the last
-10,000 requests are known.
-
-Flags:
-`
+const explainLong = `Shows why a request was sent to its workers: every candidate with the terms of its cost in
+estimated milliseconds, the choice, retries and the outcome. REQUEST_ID is the X-Request-Id of the
+response. The router keeps the records of the last 10,000 requests (schedule.explain).`
 
 const explainExamples = `
-Examples:
   sluice explain 7f3c9a4e0b1d
   sluice explain --json 7f3c9a4e0b1d | jq .decisions[0].chosen
-  sluice explain --admin 127.0.0.1:9902 7f3c9a4e0b1d   where several routers run
-`
+  sluice explain --admin 127.0.0.1:9902 7f3c9a4e0b1d   one of several routers`
 
-// runExplain prints the explain record of one request. Exit codes: 0 printed, 1 no router was
-// found or it does not know the request, 2 usage error.
-func runExplain(args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice explain", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	addr := fs.String("admin", "", "admin `address` of the router [the only one that runs]")
-	file := fs.String("runtime-file", "", "the router's runtime `file` [found by --admin]")
-	raw := fs.Bool("json", false, "print the record as JSON")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), explainHelp)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), explainExamples)
-	}
-	id, code, done := parseWithArg(fs, args, stdout)
-	if done {
-		return code
-	}
-	rt, err := findRouter(*addr, *file)
+func explainCommand() *cobra.Command {
+	var target routerFlags
+	var asJSON bool
+	cmd := newCommand(cobra.Command{
+		Use: "explain [flags] REQUEST_ID", GroupID: groupOperate, Short: "show why a request was sent to its workers", Long: explainLong, Example: explainExamples,
+		Args: oneArg("request id"),
+	}, "0 printed, 1 no router found or the request is unknown", func(cmd *cobra.Command, args []string) int {
+		return runExplain(cmd.Context(), target, args[0], asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	target.add(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the record as JSON")
+	return cmd
+}
+
+// runExplain prints the explain record of one request.
+func runExplain(ctx context.Context, target routerFlags, id string, asJSON bool, stdout, stderr io.Writer) int {
+	rt, err := target.find()
 	if err != nil {
-		printNotFound(stderr, "explain", *addr, "", err)
+		printNotFound(stderr, "explain", target.addr, "", err)
 		return 1
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c := admin.NewClient(rt)
 	defer c.Close()
@@ -71,7 +58,7 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice explain:", err)
 		return 1
 	}
-	if *raw {
+	if asJSON {
 		var b bytes.Buffer
 		if json.Indent(&b, bytes.TrimSpace(body), "", "  ") != nil {
 			b.Write(body)
@@ -81,71 +68,6 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 	}
 	writeRecord(stdout, rec)
 	return 0
-}
-
-// parseWithArg parses flags before and after exactly one argument, which it returns. If done is
-// true, the command ends with code.
-func parseWithArg(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string, code int, done bool) {
-	for _, a := range args {
-		if a == "-h" || a == "--help" || a == "-help" {
-			fs.SetOutput(stdout)
-		}
-	}
-	var rest []string
-	for {
-		err := fs.Parse(args)
-		if errors.Is(err, flag.ErrHelp) {
-			return "", 0, true
-		}
-		if err != nil {
-			return "", 2, true
-		}
-		if fs.NArg() == 0 {
-			break
-		}
-		rest = append(rest, fs.Arg(0))
-		args = fs.Args()[1:]
-	}
-	if len(rest) != 1 {
-		fmt.Fprintf(fs.Output(), "%s: want one request id, got %d arguments; `%s --help` shows how\n", fs.Name(), len(rest), fs.Name())
-		return "", 2, true
-	}
-	return rest[0], 0, false
-}
-
-// findRouter returns the address and the token of a running router's admin listener. It reads
-// them from file if that is not ""; otherwise it searches the default runtime files, for addr
-// if that is not "". If none matches, it uses addr with the token in SLUICE_ADMIN_TOKEN.
-func findRouter(addr, file string) (admin.Runtime, error) {
-	if file != "" {
-		return admin.ReadRuntimeFile(file)
-	}
-	rt, err := admin.Find(addr)
-	if token := os.Getenv("SLUICE_ADMIN_TOKEN"); err != nil && addr != "" && token != "" {
-		return admin.Runtime{Address: addr, Token: token}, nil
-	}
-	return rt, err
-}
-
-// printNotFound prints findRouter's error and what to do next. findRouter does not find a
-// running router of another user or with admin.runtime_file set. signal is the name of the
-// signal that has the same effect as the command; "" if there is none.
-func printNotFound(stderr io.Writer, command, addr, signal string, err error) {
-	fmt.Fprintf(stderr, "sluice %s: %v\n", command, err)
-	if !errors.Is(err, admin.ErrNoRouter) {
-		return
-	}
-	file := filepath.Join(admin.RuntimeDir(), "*.json")
-	if addr != "" {
-		file = admin.DefaultRuntimeFile(addr)
-	}
-	fmt.Fprintf(stderr, "There is no runtime file %s of a running router. "+
-		"Where it has another (admin.runtime_file), name that with --runtime-file FILE, "+
-		"or the router with --admin HOST:PORT and its token in SLUICE_ADMIN_TOKEN.\n", file)
-	if signal != "" {
-		fmt.Fprintf(stderr, "`kill -%s PID` does the same, and tells of it in the router's log.\n", signal)
-	}
-	fmt.Fprintln(stderr, "Where none runs, start one with `sluice serve` or `sluice demo`.")
 }
 
 func writeRecord(w io.Writer, rec *schedule.Record) {
@@ -327,7 +249,7 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 	if o.PromptTokens > 0 || o.OutputTokens > 0 {
 		fmt.Fprintf(w, "; %d prompt tokens", o.PromptTokens)
 		if o.CachedTokens >= 0 {
-			fmt.Fprintf(w, " (%d cached, says the engine)", o.CachedTokens)
+			fmt.Fprintf(w, " (%d cached as reported by the engine)", o.CachedTokens)
 		}
 		fmt.Fprintf(w, ", %d output tokens", o.OutputTokens)
 	}
@@ -350,7 +272,7 @@ func writeTransfer(w io.Writer, t *schedule.TransferRecord) {
 		fmt.Fprintf(w, " %.1f ms after prefill's answer", t.AfterMS)
 	}
 	if t.TookMS > 0 {
-		fmt.Fprintf(w, "; %s in %.1f ms, says the engine, %s/s", humanize.IBytes(uint64(max(t.Bytes, 0))), t.TookMS, humanize.IBytes(uint64(float64(max(t.Bytes, 0))/t.TookMS*1e3)))
+		fmt.Fprintf(w, "; %s in %.1f ms as reported by the engine, %s/s", humanize.IBytes(uint64(max(t.Bytes, 0))), t.TookMS, humanize.IBytes(uint64(float64(max(t.Bytes, 0))/t.TookMS*1e3)))
 	}
 	fmt.Fprintln(w, ".")
 }

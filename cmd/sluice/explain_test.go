@@ -24,14 +24,14 @@ func (noWorkers) Drain(string, bool) error { return nil }
 
 func explain(args ...string) (code int, stdout, stderr string) {
 	var o, e bytes.Buffer
-	code = runExplain(args, &o, &e)
+	code = runArgs("explain", args, &o, &e)
 	return code, o.String(), e.String()
 }
 
 func TestExplainTransfer(t *testing.T) {
 	for want, reported := range map[string]schedule.TransferRecord{
-		"KV transfer: done 45.2 ms after prefill's answer; 50 MiB in 40.0 ms, says the engine, 1.2 GiB/s.\n": {State: "done", Bytes: 50 << 20, TookMS: 40, AfterMS: 45.2},
-		"KV transfer: failed 3.0 ms after prefill's answer.\n":                                               {State: "failed", AfterMS: 3},
+		"KV transfer: done 45.2 ms after prefill's answer; 50 MiB in 40.0 ms as reported by the engine, 1.2 GiB/s.\n": {State: "done", Bytes: 50 << 20, TookMS: 40, AfterMS: 45.2},
+		"KV transfer: failed 3.0 ms after prefill's answer.\n":                                                        {State: "failed", AfterMS: 3},
 		"KV transfer: expired.\n": {State: "expired"},
 		"KV transfer: unknown; ":  {State: "unknown"},
 	} {
@@ -79,7 +79,7 @@ func TestExplain(t *testing.T) {
 		t.Fatalf("%d %s", code, stderr)
 	}
 	for _, want := range []string{"Request req-1", "Prefill leg, attempt 2", ": p2/0", "1 excluded", "→  p2/0   100.00", "150.00", "×  p1/0",
-		"connection refused", "Ended: status 200 after 180.0 ms, first token after 41.5 ms; 1000 prompt tokens (64 cached, says the engine), 20 output tokens."} {
+		"connection refused", "Ended: status 200 after 180.0 ms, first token after 41.5 ms; 1000 prompt tokens (64 cached as reported by the engine), 20 output tokens."} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"sluice/dataplane/upstream"
 	"sluice/router/app"
 	"sluice/router/config"
@@ -19,20 +21,16 @@ import (
 	"sluice/router/worker"
 )
 
-const initUsage = `Usage: sluice init [flags] [URL[,key=value…]]…
+const initLong = `Probes every engine (models, version, ranks, block size, role if it reports one, source of its KV
+events) and writes a commented configuration file. An engine that does not answer is written as a
+comment with the reason. No inference endpoint is called.
 
-Asks every engine what it is (models, version, ranks, block size, role where it
-tells one, where its KV events come from) and writes a commented configuration
-file. An engine that does not answer is written as a comment with the reason.
-No inference endpoint is called. Engines with --api-key or TLS are asked with
-engine_key and engine_tls, from the environment (SLUICE_ENGINE_KEY,
-SLUICE_ENGINE_TLS_CA) or --set. The file has engine_tls, but never the key.
+Engines with an API key or TLS are probed with engine_key and engine_tls, from the environment
+(SLUICE_ENGINE_KEY, SLUICE_ENGINE_TLS_CA) or --set. The file contains engine_tls but never the key.`
 
+const initExample = `
   sluice init http://10.0.0.1:8000 -o sluice.yaml
-  sluice init --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
-
-Flags:
-`
+  sluice init --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000`
 
 // probedEngine is one engine named on the command line and the result of its probe.
 type probedEngine struct {
@@ -41,46 +39,60 @@ type probedEngine struct {
 	answer    *fleet.EngineInfo
 }
 
-// runInit probes the engines named on the command line and writes a configuration for them.
-func runInit(args []string, stdout, stderr io.Writer) int {
+func initCommand() *cobra.Command {
+	var o initFlags
 	fs := flag.NewFlagSet("sluice init", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	var engines []probedEngine
-	addEngines := func(role worker.Role, roleFlags bool) func(string) error {
-		return func(text string) error {
-			w, err := config.ParseWorker(role, text)
-			engines = append(engines, probedEngine{worker: w, roleGiven: roleFlags})
-			return err
-		}
-	}
-	fs.Func("engine", "`URL` of an engine that prefills and decodes; may be given several times", addEngines(worker.Aggregated, true))
-	fs.Func("prefill", "`URL` of a prefill worker; may be given several times", addEngines(worker.Prefill, true))
-	fs.Func("decode", "`URL` of a decode worker; may be given several times", addEngines(worker.Decode, true))
-	out := fs.String("o", "", "`FILE` to write [standard output]")
-	force := fs.Bool("force", false, "replace FILE if it exists")
-	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine")
-	access := config.RegisterAccessFlags(fs)
-	fs.Usage = func() { fmt.Fprint(fs.Output(), initUsage); fs.PrintDefaults() }
+	o.access = config.RegisterAccessFlags(fs)
+	cmd := newCommand(cobra.Command{
+		Use: "init [flags] [URL[,key=value]...]...", GroupID: groupConfigure, Short: "probe engines and write a commented configuration file", Long: initLong, Example: initExample,
+		Args:        cobra.ArbitraryArgs,
+		Annotations: map[string]string{notes: workerKeyNotes()},
+	}, "0 written, 1 no engine answered or the file cannot be written", func(cmd *cobra.Command, args []string) int {
+		return runInit(&o, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	addGoFlags(cmd, fs)
+	flags := cmd.Flags()
+	flags.Func("engine", "`URL[,key=value]...` of an engine that prefills and decodes; may be repeated", o.addEngine(worker.Aggregated, true))
+	flags.Func("prefill", "`URL[,key=value]...` of a prefill worker; may be repeated", o.addEngine(worker.Prefill, true))
+	flags.Func("decode", "`URL[,key=value]...` of a decode worker; may be repeated", o.addEngine(worker.Decode, true))
+	flags.StringVarP(&o.output, "output", "o", "", "`FILE` to write (default: standard output)")
+	flags.BoolVar(&o.force, "force", false, "replace the file of --output if it exists")
+	flags.DurationVar(&o.timeout, "timeout", 5*time.Second, "`DURATION` of each probe request to an engine")
+	return cmd
+}
 
-	positional := addEngines(worker.Aggregated, false)
-	for rest := args; ; {
-		if code, done := parseWithArgs(fs, rest, stdout); done {
-			return code
-		}
-		if fs.NArg() == 0 {
-			break
-		}
-		if err := positional(fs.Arg(0)); err != nil {
+// initFlags are the values of the command's flags.
+type initFlags struct {
+	engines []probedEngine
+	output  string
+	force   bool
+	timeout time.Duration
+	access  *config.Flags
+}
+
+// addEngine returns a function that adds the engine of a flag or an argument.
+func (o *initFlags) addEngine(role worker.Role, roleGiven bool) func(string) error {
+	return func(text string) error {
+		w, err := config.ParseWorker(role, text)
+		o.engines = append(o.engines, probedEngine{worker: w, roleGiven: roleGiven})
+		return err
+	}
+}
+
+// runInit probes the engines of the flags and of args and writes a configuration for them.
+func runInit(o *initFlags, args []string, stdout, stderr io.Writer) int {
+	for _, arg := range args {
+		if err := o.addEngine(worker.Aggregated, false)(arg); err != nil {
 			fmt.Fprintln(stderr, "sluice init:", err)
 			return 2
 		}
-		rest = fs.Args()[1:] // flags may follow URLs
 	}
+	engines := o.engines
 	if len(engines) == 0 {
 		fmt.Fprintln(stderr, "sluice init: no engine was named; want at least one URL, as `sluice init http://127.0.0.1:8000`")
 		return 2
 	}
-	cfg, err := access.Access(os.Environ())
+	cfg, err := o.access.Access(os.Environ())
 	if err == nil {
 		err = validateEngines(engines)
 	}
@@ -88,12 +100,12 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 2
 	}
-	opt, err := app.EngineOptions(cfg, *timeout)
+	opt, err := app.EngineOptions(cfg, o.timeout)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1
 	}
-	probeAll(engines, *timeout, opt)
+	probeAll(engines, o.timeout, opt)
 	text, reached := renderConfig(engines, cfg, stderr)
 	if reached == 0 {
 		fmt.Fprintln(stderr, "sluice init: no engine answered, so there is nothing to write")
@@ -103,27 +115,11 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init: the engines' answers make no valid configuration:", err)
 		return 1
 	}
-	if err := writeOutput(text, *out, *force, stdout); err != nil {
+	if err := writeOutput(text, o.output, o.force, stdout); err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1
 	}
 	return 0
-}
-
-// parseWithArgs is parse for a command that accepts arguments as well as flags.
-func parseWithArgs(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
-	for _, a := range args {
-		if a == "-h" || a == "--help" || a == "-help" {
-			fs.SetOutput(stdout)
-		}
-	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0, true
-	case err != nil:
-		return 2, true
-	}
-	return 0, false
 }
 
 // validateEngines validates the engines of the command line before any of them is probed.
@@ -162,7 +158,7 @@ func probeURL(url, healthPath string, timeout time.Duration, opt upstream.Option
 // and engine_tls with which the engines were probed.
 func renderConfig(engines []probedEngine, access *config.Config, stderr io.Writer) (text string, reached int) {
 	var b strings.Builder
-	b.WriteString("# Made by `sluice init`. `sluice check --config FILE` says what it would do,\n# `sluice serve --config FILE` does it. Lines that begin with # are defaults or notes.\n\n")
+	b.WriteString("# Written by `sluice init`. `sluice check --config FILE` prints its effect,\n# `sluice serve --config FILE` runs it. Lines that begin with # are defaults or notes.\n\n")
 	b.WriteString("workers:\n")
 	var count [3]int
 	prefillEngines := map[string]bool{}
@@ -210,7 +206,7 @@ func renderConfig(engines []probedEngine, access *config.Config, stderr io.Write
 		}
 	}
 	if access.EngineKey != "" {
-		const note = "the engines were asked with engine_key, which is not written here: serve reads it from SLUICE_ENGINE_KEY"
+		const note = "the engines were probed with engine_key, which is not written here: serve reads it from SLUICE_ENGINE_KEY"
 		fmt.Fprintln(stderr, "sluice init:", note)
 		b.WriteString("\n# " + note + ".\n")
 	}
@@ -246,9 +242,9 @@ func renderWorker(w config.Worker, a *fleet.EngineInfo) (entry string, notes []s
 	field("url", w.URL, strings.TrimSpace(engineName(a.Engine)+" "+a.Version))
 	roleNote := ""
 	if a.Err == nil && !a.RoleKnown && w.Role == worker.Aggregated {
-		if roleNote = "the engine does not tell; set prefill or decode if it is one"; a.UsesNIXL {
+		if roleNote = "the engine does not report it; set prefill or decode if it is one"; a.UsesNIXL {
 			roleNote = "it has a NIXL connector: set prefill or decode"
-			notes = append(notes, "it shows NIXL metrics, so it is likely a prefill or decode worker; vLLM does not tell which: name it by --prefill or --decode")
+			notes = append(notes, "it shows NIXL metrics, so it is likely a prefill or decode worker; vLLM does not report which: set it with --prefill or --decode")
 		}
 	}
 	field("role", w.Role.String(), roleNote)
@@ -285,7 +281,7 @@ func renderWorker(w config.Worker, a *fleet.EngineInfo) (entry string, notes []s
 	if w.BlockSize > 0 {
 		field("block_size", fmt.Sprint(w.BlockSize), "")
 	} else if a.BlockSize > 0 {
-		field("# block_size", fmt.Sprint(a.BlockSize), fmt.Sprintf("tokens, as it tells; %d blocks", a.TotalBlocks))
+		field("# block_size", fmt.Sprint(a.BlockSize), fmt.Sprintf("tokens, as reported; %d blocks", a.TotalBlocks))
 	}
 	switch {
 	case len(w.KVEvents) > 0:
@@ -297,7 +293,7 @@ func renderWorker(w config.Worker, a *fleet.EngineInfo) (entry string, notes []s
 		}
 		field("kv_events", "auto", note)
 	case a.Err == nil:
-		field("kv_events", "auto", "it tells none: its cache is guessed from what was sent to it; tcp://HOST:PORT names one")
+		field("kv_events", "auto", "the engine reports none: its cache is predicted from the requests sent to it; tcp://HOST:PORT sets one")
 	}
 	if len(w.KVReplay) > 0 {
 		field("kv_replay", list(w.KVReplay), "")
@@ -330,7 +326,7 @@ func engineName(engine string) string {
 }
 
 func modelNote(a *fleet.EngineInfo) string {
-	note := "as it tells"
+	note := "as reported"
 	if a.MaxModelLen > 0 {
 		note += fmt.Sprintf("; up to %d tokens", a.MaxModelLen)
 	}
@@ -372,7 +368,7 @@ func writeOutput(text, path string, force bool, stdout io.Writer) error {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		switch {
 		case errors.Is(err, os.ErrExist):
-			return fmt.Errorf("%q is there already; --force replaces it", path)
+			return fmt.Errorf("%q exists already; --force replaces it", path)
 		case err == nil:
 			err = write(f)
 		}

@@ -21,7 +21,7 @@ func TestInitWritesValidConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	var out, errs harness.SyncBuffer
 	args := []string{"--prefill", p.URL(), dead + ",label=x", "-o", path, "--decode", d.URL() + ",id=dec"}
-	if code := runInit(args, &out, &errs); code != 0 {
+	if code := runArgs("init", args, &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
 	}
 	text, err := os.ReadFile(path)
@@ -49,10 +49,10 @@ func TestInitWritesValidConfig(t *testing.T) {
 	}
 
 	// init overwrites a file only with --force.
-	if code := runInit(args, &out, &errs); code != 1 || !strings.Contains(errs.String(), "is there already; --force replaces it") {
+	if code := runArgs("init", args, &out, &errs); code != 1 || !strings.Contains(errs.String(), "exists already; --force replaces it") {
 		t.Errorf("exit %d: %s", code, errs.String())
 	}
-	if code := runInit(append(args, "--force"), &out, &errs); code != 0 {
+	if code := runArgs("init", append(args, "--force"), &out, &errs); code != 0 {
 		t.Errorf("exit %d: %s", code, errs.String())
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".sluice-init-*")); len(left) != 0 {
@@ -61,7 +61,7 @@ func TestInitWritesValidConfig(t *testing.T) {
 
 	// check accepts the written file and finds no difference to the engines.
 	var checked harness.SyncBuffer
-	if code := runCheck([]string{"--config", path, "--probe"}, &checked, &errs); code != 0 {
+	if code := runArgs("check", []string{"--config", path, "--probe"}, &checked, &errs); code != 0 {
 		t.Errorf("check: exit %d: %s%s", code, checked.String(), errs.String())
 	}
 }
@@ -80,7 +80,7 @@ func TestInitFamily(t *testing.T) {
 		{[]string{"--prefill", trt.URL(), sgl.URL()}, []string{"family: sglang"}, "different engines"},
 	} {
 		var out, errs harness.SyncBuffer
-		if code := runInit(c.args, &out, &errs); code != 0 {
+		if code := runArgs("init", c.args, &out, &errs); code != 0 {
 			t.Fatalf("%v: exit %d: %s", c.args, code, errs.String())
 		}
 		for _, want := range c.wants {
@@ -113,12 +113,12 @@ func TestInitRefuses(t *testing.T) {
 		{[]string{harness.RefusedURL(t), garbage.URL}, 1, "no engine answered"},
 	} {
 		var out, errs harness.SyncBuffer
-		if code := runInit(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || out.String() != "" {
+		if code := runArgs("init", c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || out.String() != "" {
 			t.Errorf("%q: exit %d: %s%s", c.args, code, out.String(), errs.String())
 		}
 	}
 	var out, errs harness.SyncBuffer
-	if code := runInit([]string{"--help"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "Usage: sluice init") {
+	if code := runArgs("init", []string{"--help"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "Usage: sluice init") {
 		t.Errorf("help: exit %d: %s", code, out.String())
 	}
 }
@@ -140,7 +140,7 @@ func TestInitQuotesEngineAnswers(t *testing.T) {
 	}))
 	defer evil.Close()
 	var out, errs harness.SyncBuffer
-	if code := runInit([]string{evil.URL}, &out, &errs); code != 0 {
+	if code := runArgs("init", []string{evil.URL}, &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
 	}
 	c, err := config.Parse("made", []byte(out.String()))

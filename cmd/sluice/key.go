@@ -3,50 +3,39 @@ package main
 import (
 	"bufio"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
 	"strings"
+
+	"github.com/spf13/cobra"
 
 	"sluice/router/apikey"
 )
 
-const keyUsage = `Usage: sluice key [--name NAME]
-       sluice key --hash [--name NAME] < FILE
-
-Makes an API key for clients and prints what belongs into the configuration. The
-key is shown once; the router keeps only its hash. With --hash the key is read
-from standard input instead, one line.
-
-Flags:
-`
+const keyLong = `Makes an API key for a client and prints the entry for api_keys in the configuration. The key is
+shown once; the router keeps only its SHA-256 hash. With --hash the key is read from the first line
+of standard input instead.`
 
 const keyExample = `
-Examples:
-  sluice key --name team-a                  a new key, to hand to team-a
-  printenv THEIR_KEY | sluice key --hash    the entry for a key that exists
-`
+  sluice key --name team-a                  a new key for team-a
+  printenv THEIR_KEY | sluice key --hash    the entry for an existing key`
 
-func runKey(args []string, stdout, stderr io.Writer) int {
-	return keyCommand(args, os.Stdin, stdout, stderr)
+func keyCommand() *cobra.Command {
+	var name string
+	var hash bool
+	cmd := newCommand(cobra.Command{
+		Use: "key [flags]", GroupID: groupConfigure, Short: "make an API key and its entry in the configuration", Long: keyLong, Example: keyExample,
+	}, "0 printed, 1 standard input cannot be read", func(cmd *cobra.Command, _ []string) int {
+		return runKey(name, hash, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	cmd.Flags().StringVar(&name, "name", "client", "`NAME` of the key's holder, in logs and metrics")
+	cmd.Flags().BoolVar(&hash, "hash", false, "read an existing key from standard input")
+	return cmd
 }
 
-func keyCommand(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice key", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	name := fs.String("name", "client", "`NAME` of its holder, in logs and metrics")
-	hash := fs.Bool("hash", false, "read a key that exists from standard input")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), keyUsage)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), keyExample)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+func runKey(name string, hash bool, stdin io.Reader, stdout, stderr io.Writer) int {
 	key := apikey.New()
-	if *hash {
+	if hash {
 		line, err := bufio.NewReader(io.LimitReader(stdin, 4<<10)).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			fmt.Fprintf(stderr, "sluice key: cannot read the key: %v\n", err)
@@ -60,6 +49,6 @@ func keyCommand(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stdout, "# the key, shown this once: %s\n", key)
 	}
 	fmt.Fprintf(stdout, "api_keys:\n  - name: %q\n    sha256: %s\n    requests_per_minute: 0   # no limit\n    tokens_per_minute: 0     # prompts and outputs together; no limit\n",
-		*name, apikey.HashOf(key))
+		name, apikey.HashOf(key))
 	return 0
 }

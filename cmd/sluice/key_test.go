@@ -13,7 +13,7 @@ import (
 
 func TestKeyCommand(t *testing.T) {
 	var out, errs bytes.Buffer
-	if code := keyCommand([]string{"--name", "team-a"}, nil, &out, &errs); code != 0 {
+	if code := runArgs("key", []string{"--name", "team-a"}, &out, &errs); code != 0 {
 		t.Fatal(errs.String())
 	}
 	key := regexp.MustCompile(`shown this once: (\S+)`).FindStringSubmatch(out.String())
@@ -28,12 +28,12 @@ func TestKeyCommand(t *testing.T) {
 		t.Errorf("%+v", cfg.APIKeys)
 	}
 	out.Reset()
-	if code := keyCommand([]string{"--hash"}, strings.NewReader(key[1]+"\n"), &out, &errs); code != 0 || !strings.Contains(out.String(), apikey.HashOf(key[1]).String()) || strings.Contains(out.String(), key[1]) {
+	if code := runWithInput(t.Context(), []string{"key", "--hash"}, strings.NewReader(key[1]+"\n"), &out, &errs); code != 0 || !strings.Contains(out.String(), apikey.HashOf(key[1]).String()) || strings.Contains(out.String(), key[1]) {
 		t.Errorf("%d %s %s", code, out.String(), errs.String())
 	}
 	for _, args := range [][]string{{"sk-sluice-on-the-command-line"}, {"--hash"}, {"--nmae", "x"}} {
 		errs.Reset()
-		if code := keyCommand(args, strings.NewReader("\n"), io.Discard, &errs); code != 2 || errs.Len() == 0 {
+		if code := runWithInput(t.Context(), append([]string{"key"}, args...), strings.NewReader("\n"), io.Discard, &errs); code != 2 || errs.Len() == 0 {
 			t.Errorf("%v: code %d, %q", args, code, errs.String())
 		}
 	}

@@ -2,9 +2,10 @@
 // include the router (serve, sidecar), simulated engines (sim), a load generator (load), a demo
 // of all three (demo), and tools to configure, inspect and restart a router.
 //
-// Each subcommand has a file of its own, named after it, with a run function that parses the
-// flags and calls a package of router/, dataplane/ or bench/. The command contains no policy
-// and moves no bytes; router/app assembles the router.
+// Each subcommand has a file of its own, named after it, with a function that returns its
+// cobra.Command; cli.go has what they share. A subcommand parses its flags and calls a package of
+// router/, dataplane/ or bench/. The command contains no policy and moves no bytes; router/app
+// assembles the router.
 package main
 
 import (
@@ -13,9 +14,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"sluice/router/app"
 	"strings"
 	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sluice/router/app"
 )
 
 // version, commit and date are set at link time, by the Makefile and scripts/packages.sh. commit
@@ -25,103 +29,136 @@ var (
 	commit, date string
 )
 
-// command is one subcommand. run returns the exit code of the process: 0 success, 1 failure,
-// 2 usage error.
-type command struct {
-	name    string
-	summary string
-	run     func(ctx context.Context, args []string, stdout, stderr io.Writer) int
-}
-
-func withoutContext(f func(args []string, stdout, stderr io.Writer) int) func(context.Context, []string, io.Writer, io.Writer) int {
-	return func(_ context.Context, args []string, stdout, stderr io.Writer) int { return f(args, stdout, stderr) }
-}
-
-var commands = []command{
-	{"demo", "simulated engines, the router, traffic and a page to look at: the place to start", runDemo},
-	{"serve", "run the router", runServe},
-	{"sidecar", "run beside one engine, behind somebody else's router", runSidecar},
-	{"sim", "run one simulated engine", runSim},
-	{"load", "send load and print latencies", runLoad},
-	{"key", "make an API key, and what to write into the configuration for it", withoutContext(runKey)},
-	{"register", "register a worker and renew its lease", runRegister},
-	{"init", "probe engines and write a commented config file", withoutContext(runInit)},
-	{"check", "validate a config and say what it would do", withoutContext(runCheck)},
-	{"doctor", "say which libraries, devices and limits this machine has, and what to do", withoutContext(runDoctor)},
-	{"reload", "apply an edited configuration to a running router, as far as possible", runReload},
-	{"restart", "replace a running router by a new process without losing requests", runRestart},
-	{"record", "write a running router's events, choices and outcomes to files", runRecord},
-
-	{"replay", "say what other weights or policies would have done with a recording", withoutContext(runReplay)},
-	{"explain", "say why a request went where it went", withoutContext(runExplain)},
-	{"version", "print versions", withoutContext(runVersion)},
-}
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	code := runWithInput(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
+// Groups of the command list in the help.
+const (
+	groupRun       = "run"
+	groupConfigure = "configure"
+	groupOperate   = "operate"
+	groupTest      = "test"
+	groupOther     = "other"
+)
+
+// newRoot returns the command with all its subcommands.
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sluice",
+		Short: "router and data plane for disaggregated LLM serving",
+		Long:  "Sluice is a router and data plane for disaggregated LLM serving.",
+		Example: `  sluice demo                                       simulated engines, router, load and console
+  sluice serve --engine http://127.0.0.1:8000       one engine, without a configuration file
+  sluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
+  sluice init http://10.0.0.1:8000 > sluice.yaml    write a configuration for running engines
+  sluice serve --config sluice.yaml`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.AddGroup(
+		&cobra.Group{ID: groupRun, Title: "Run:"},
+		&cobra.Group{ID: groupConfigure, Title: "Configure:"},
+		&cobra.Group{ID: groupOperate, Title: "Operate a running router:"},
+		&cobra.Group{ID: groupTest, Title: "Test:"},
+		&cobra.Group{ID: groupOther, Title: "Other:"},
+	)
+	root.AddCommand(
+		serveCommand(), sidecarCommand(), demoCommand(), registerCommand(),
+		initCommand(), checkCommand(), keyCommand(), doctorCommand(),
+		reloadCommand(), restartCommand(), explainCommand(), recordCommand(),
+		simCommand(), loadCommand(), replayCommand(),
+		versionCommand(),
+	)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd) })
+	root.SetUsageFunc(func(cmd *cobra.Command) error { printHelp(cmd.ErrOrStderr(), cmd); return nil })
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(&cobra.Command{Use: "help", Hidden: true}) // run rewrites `sluice help`
+	return root
+}
+
+// run runs one command line without standard input and returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	return runWithInput(ctx, args, strings.NewReader(""), stdout, stderr)
+}
+
+// runWithInput runs one command line and returns the exit code of the process: 0 success, 1
+// failure, 2 usage error.
+func runWithInput(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	if len(args) == 0 {
-		usage(stderr)
+		printHelp(stderr, root)
 		return 2
 	}
-	name := args[0]
-	switch name {
-	case "-h", "--help", "-help", "help":
-		if len(args) > 1 && name == "help" {
-			return run(ctx, []string{args[1], "--help"}, stdout, stderr)
-		}
-		usage(stdout)
-		return 0
+	switch args[0] {
 	case app.AgentHost:
 		return runAgentHost(stderr)
-	case "--version", "-v":
-		name = "version"
+	case cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd:
+		return execute(ctx, root, args)
+	case "-h", "--help", "-help", "help":
+		if args[0] != "help" || len(args) == 1 {
+			printHelp(stdout, root)
+			return 0
+		}
+		args = append(args[1:len(args):len(args)], "--help")
+	case "--version", "-v", "-version":
+		args = append([]string{"version"}, args[1:]...)
 	}
-	for _, c := range commands {
-		if c.name == name {
-			present, err := presentFlags(name, args[1:], stderr)
-			if err != nil {
-				fmt.Fprintf(stderr, "sluice %s: %v\n", name, err)
-				return 2
-			}
-			return c.run(ctx, present, stdout, stderr)
+
+	cmd, path := root, []string{}
+	for len(args) > 0 {
+		next := child(cmd, args[0])
+		if next == nil {
+			break
+		}
+		cmd, path, args = next, append(path, args[0]), args[1:]
+	}
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		switch {
+		case len(args) == 0:
+			printHelp(stderr, cmd)
+			return 2
+		case args[0] == "-h" || args[0] == "--help" || args[0] == "-help":
+			printHelp(stdout, cmd)
+			return 0
+		}
+		fmt.Fprintf(stderr, "%s: unknown command %q%s; `%s --help` lists the commands\n", cmd.CommandPath(), args[0], suggestCommand(cmd, args[0]), cmd.CommandPath())
+		return 2
+	}
+	var warnings []string
+	args, err := normalizeArgs(cmd, args, func(w string) { warnings = append(warnings, w) })
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		return 2
+	}
+	if cmd.Annotations[logsWarnings] != "" {
+		ctx = context.WithValue(ctx, warningsKey{}, warnings)
+	} else {
+		for _, w := range warnings {
+			fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), w)
 		}
 	}
-	fmt.Fprintf(stderr, "sluice: unknown command %q; want one of %s. `sluice --help` lists them.\n", name, strings.Join(names(), ", "))
+	return execute(ctx, root, append(path, args...))
+}
+
+// execute parses args, runs the command and returns the exit code. It prints usage errors; a
+// command prints its own errors.
+func execute(ctx context.Context, root *cobra.Command, args []string) int {
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	switch code, done := err.(exitCode); {
+	case err == nil:
+		return 0
+	case done:
+		return int(code)
+	}
+	fmt.Fprintf(root.ErrOrStderr(), "%s: %v; `%s --help` shows the usage\n", cmd.CommandPath(), err, cmd.CommandPath())
 	return 2
-}
-
-func names() []string {
-	var all []string
-	for _, c := range commands {
-		all = append(all, c.name)
-	}
-	return all
-}
-
-func usage(w io.Writer) {
-	fmt.Fprint(w, `Sluice is a router and data plane for disaggregated LLM serving.
-
-Usage:
-  sluice COMMAND [flags]
-
-Commands:
-`)
-	for _, c := range commands {
-		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.summary)
-	}
-	fmt.Fprint(w, `
-Examples:
-  sluice demo                                       see it work, nothing else needed
-  sluice serve --engine http://127.0.0.1:8000       one engine, no file
-  sluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000
-  sluice init http://10.0.0.1:8000 > sluice.yaml    write a config from running engines
-  sluice serve --config sluice.yaml
-
-`+"`sluice COMMAND --help` shows a command's flags and examples.\n")
 }

@@ -53,14 +53,14 @@ func TestServerWithoutHealth(t *testing.T) {
 			url := serverWithoutHealth(t, args...)
 			path := filepath.Join(t.TempDir(), "sluice.yaml")
 			var out, errs harness.SyncBuffer
-			if code := runInit([]string{"-o", path, "--engine", url}, &out, &errs); code != 0 {
+			if code := runArgs("init", []string{"-o", path, "--engine", url}, &out, &errs); code != 0 {
 				t.Fatalf("init: exit %d: %s", code, errs.String())
 			}
 			text, err := os.ReadFile(path)
 			if err != nil || !strings.Contains(string(text), `# health_path: "/v1/models"`) {
 				t.Errorf("init wrote, %v:\n%s", err, text)
 			}
-			if code := runCheck([]string{"--config", path, "--probe"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "ok    aggregated-0") {
+			if code := runArgs("check", []string{"--config", path, "--probe"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "ok    aggregated-0") {
 				t.Errorf("check: exit %d: %s%s", code, out.String(), errs.String())
 			}
 			cfg, err := config.Load(path)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -11,64 +10,57 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
 	"sluice/router/recording"
 )
 
-const recordHelp = `Usage: sluice record [flags]
-
-Writes what a running router sees and does to files: every change that KV events
-make to the index, every choice, every outcome. Prompts are not recorded, only
-hashes of their blocks; request ids are hashed as well. It ends by Ctrl-C or after
---for; the router does not wait for it, what cannot be written in time is dropped
-and counted in the file. The router must run on this machine, under this user,
-with its admin listener on. To record all the time, set recording.dir in the
-router's configuration instead.
-
-Flags:
-`
+const recordLong = `Writes what a running router sees and does to files: every change that KV events make to the
+index, every choice and every outcome. Prompts are not recorded, only hashes of their blocks;
+request ids are hashed as well. It ends at Ctrl-C or after --duration. The router does not wait for
+the command: it drops what cannot be written in time and counts it in the file. To record
+permanently, set recording.dir in the router's configuration.`
 
 const recordExamples = `
-Examples:
-  sluice record --duration 10m                ten minutes into the current folder
+  sluice record --duration 10m                ten minutes, into the current folder
   sluice record --out /var/tmp/rec --max-total 10GiB
-  sluice replay /var/tmp/rec/*.rec            what other weights would have done
-`
+  sluice replay /var/tmp/rec/*.rec            the effect of other weights`
 
-// runRecord records until ctx ends or --duration has passed. Exit codes: 0 recorded, 1 the
-// recording failed or ended early, 2 usage error.
-func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice record", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	addr := fs.String("admin", "", "admin `address` of the router [the only one that runs]")
-	runtime := fs.String("runtime-file", "", "the router's runtime `file` [found by --admin]")
-	out := fs.String("out", ".", "`folder` for the files; created if it does not exist")
-	how := fs.Duration("duration", 0, "end after this `time` [until Ctrl-C]")
+func recordCommand() *cobra.Command {
+	var target routerFlags
+	var out string
+	var duration time.Duration
 	maxFile, maxTotal := bytesFlag(64<<20), bytesFlag(1<<30)
-	fs.Var(&maxFile, "max-file", "size at which the next file begins, in `bytes`")
-	fs.Var(&maxTotal, "max-total", "limit of all recordings in the folder, in `bytes`; the oldest are deleted")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), recordHelp)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), recordExamples)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
-	rt, err := findRouter(*addr, *runtime)
+	cmd := newCommand(cobra.Command{
+		Use: "record [flags]", GroupID: groupOperate, Short: "write a running router's events, choices and outcomes to files", Long: recordLong, Example: recordExamples,
+	}, "0 recorded, 1 the recording failed or ended early", func(cmd *cobra.Command, _ []string) int {
+		options := recording.FilesOptions{Dir: out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)}
+		return runRecord(cmd.Context(), target, options, duration, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	target.add(cmd)
+	cmd.Flags().StringVar(&out, "out", ".", "`FOLDER` for the files; created if it does not exist")
+	cmd.Flags().DurationVar(&duration, "duration", 0, "end after this `TIME` (default: at Ctrl-C)")
+	cmd.Flags().Var(&maxFile, "max-file", "`SIZE` at which the next file begins")
+	cmd.Flags().Var(&maxTotal, "max-total", "`SIZE` limit of all recordings in the folder; the oldest are deleted")
+	return cmd
+}
+
+// runRecord records until ctx ends or the duration, if it is not 0, has passed.
+func runRecord(ctx context.Context, target routerFlags, options recording.FilesOptions, duration time.Duration, stdout, stderr io.Writer) int {
+	rt, err := target.find()
 	if err != nil {
-		printNotFound(stderr, "record", *addr, "", err)
+		printNotFound(stderr, "record", target.addr, "", err)
 		return 1
 	}
-	files, err := recording.NewFiles(recording.FilesOptions{Dir: *out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)})
+	files, err := recording.NewFiles(options)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice record:", err)
 		return 1
 	}
-	if *how > 0 {
+	if duration > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, *how)
+		ctx, cancel = context.WithTimeout(ctx, duration)
 		defer cancel()
 	}
 	began := time.Now()
@@ -113,6 +105,8 @@ func recordTo(ctx context.Context, rt admin.Runtime, files *recording.Files) err
 type bytesFlag int64
 
 func (b *bytesFlag) String() string { return humanize.IBytes(uint64(*b)) }
+
+func (b *bytesFlag) Type() string { return "size" }
 
 func (b *bytesFlag) Set(s string) error {
 	n, err := humanize.ParseBytes(s)

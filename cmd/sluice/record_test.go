@@ -96,7 +96,7 @@ func TestRecordAndReplay(t *testing.T) {
 	}
 
 	var out, errs bytes.Buffer
-	if code := runReplay([]string{"--policy", "round_robin", "--set", "overlap_weight=0.5,queue_weight=2", files[0]}, &out, &errs); code != 0 || errs.Len() != 0 {
+	if code := runArgs("replay", []string{"--policy", "round_robin", "--set", "overlap_weight=0.5,queue_weight=2", files[0]}, &out, &errs); code != 0 || errs.Len() != 0 {
 		t.Fatalf("%d, %s", code, &errs)
 	}
 	for _, want := range []string{`measured +\d+\.\d %`, `model, recorded choices +\d`, `model, same weights +\d`, `model, round_robin +\d`,
@@ -124,10 +124,10 @@ func TestRecordAndReplay(t *testing.T) {
 	}{
 		{[]string{cut}, 0, "cut short"}, {[]string{truncated}, 1, "no request was placed"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
 		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--set", "overlap_weight=NaN", files[0]}, 2, "0 or more"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
-		{[]string{files[0], "--policy"}, 2, "before the files"},
+		{[]string{files[0], "--policy"}, 2, "--policy"},
 	} {
 		var out, errs bytes.Buffer
-		if code := runReplay(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) {
+		if code := runArgs("replay", c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) {
 			t.Errorf("replay %v: %d, %s; want %d and %q", c.args, code, &errs, c.code, c.want)
 		}
 	}
@@ -147,7 +147,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	var stdout, stderr harness.SyncBuffer
 	code := make(chan int, 1)
 	go func() {
-		code <- runRecord(ctx, []string{"--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
+		code <- run(ctx, []string{"record", "--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
 	testwait.UntilWithin(t, 10*time.Second, "the recording is under way", func() bool { return r.Metric("sluice_recording_active") == 1 })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)

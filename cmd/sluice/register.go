@@ -5,13 +5,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"sluice/dataplane/certs"
 	"sluice/router/config"
@@ -20,73 +21,75 @@ import (
 	"sluice/router/worker"
 )
 
-const registerUsage = `Usage: sluice register --router URL --id NAME [--token-file FILE] WORKER
+const registerLong = `Registers an engine with a router and renews its lease until SIGTERM, then removes it. The worker
+is given by one of --engine, --prefill and --decode, as for serve, or by --json FILE with an
+announcement (docs/discovery.md). A host of * means the address from which this machine calls.
 
-Registers an engine with a router and renews its lease until SIGTERM, then takes
-it out. WORKER is one of --engine, --prefill and --decode, as serve takes them,
-or --json FILE with an announcement (docs/discovery.md). A host of * stands for
-the address this machine calls from.
-
-Flags:
-`
+The token is read from --token-file or from the variable SLUICE_REGISTRATION_TOKEN.`
 
 const registerExample = `
-Examples:
   sluice register --router http://10.0.0.1:8081 --id prefill-a --token-file /etc/sluice/token --prefill http://*:8000
-  sluice register --router https://10.0.0.1:8081 --ca ca.pem --cert me.pem --key me.key --id d0 --decode 'http://*:8000,ranks=4,kv_events=tcp://*:5557'
+  sluice register --router https://10.0.0.1:8081 --ca ca.pem --cert me.pem --key me.key --id d0 --decode 'http://*:8000,ranks=4,kv_events=tcp://*:5557'`
 
-The token may also be given by $SLUICE_REGISTRATION_TOKEN. Exit code: 0 taken out
-again, 1 the router will never take it, 2 called wrongly.
-`
+// registerFlags are the values of the command's flags.
+type registerFlags struct {
+	router, id, tokenFile, ca, cert, key, file string
 
-// runRegister keeps one worker registered with a router until ctx ends.
-func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice register", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	router := fs.String("router", "", "`URL` of the router's registration listener")
-	id := fs.String("id", "", "`NAME` of the worker, unique in the fleet [the key id, else this machine's name and the role]")
-	tokenFile := fs.String("token-file", "", "`FILE` with the token [$SLUICE_REGISTRATION_TOKEN]")
-	ca := fs.String("ca", "", "PEM `FILE` with the authority of the router's certificate [the system's]")
-	cert, key := fs.String("cert", "", "PEM `FILE` with the worker's certificate"), fs.String("key", "", "PEM `FILE` with its key")
-	lease := fs.Duration("lease", 0, "lease to request, in whole seconds [the router's default]")
-	file := fs.String("json", "", "`FILE` with an announcement, - for standard input")
-	var a *registration.Announcement
+	lease  time.Duration
+	worker *registration.Announcement // of --engine, --prefill or --decode; nil without
+}
+
+func registerCommand() *cobra.Command {
+	var o registerFlags
+	cmd := newCommand(cobra.Command{
+		Use: "register --router URL --id NAME [flags]", GroupID: groupRun, Short: "register a worker with a router and renew its lease", Long: registerLong, Example: registerExample,
+		Annotations: map[string]string{notes: workerKeyNotes()},
+	}, "0 removed again, 1 the router refuses the worker", func(cmd *cobra.Command, _ []string) int {
+		return runRegister(cmd.Context(), &o, cmd.ErrOrStderr())
+	})
+	fs := cmd.Flags()
+	fs.StringVar(&o.router, "router", "", "`URL` of the router's registration listener; required")
+	fs.StringVar(&o.id, "id", "", "`NAME` of the worker, unique in the fleet (default: the key id, or this machine's name and the role)")
+	fs.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the token (default: the variable SLUICE_REGISTRATION_TOKEN)")
+	fs.StringVar(&o.ca, "ca", "", "PEM `FILE` with the CA of the router's certificate (default: the system's CAs)")
+	fs.StringVar(&o.cert, "cert", "", "PEM `FILE` with the worker's certificate")
+	fs.StringVar(&o.key, "key", "", "PEM `FILE` with the key of --cert")
+	fs.DurationVar(&o.lease, "lease", 0, "`DURATION` of the lease to request, in whole seconds (default: the router's registration.lease)")
+	fs.StringVar(&o.file, "json", "", "`FILE` with an announcement, - for standard input")
 	for name, role := range map[string]worker.Role{"engine": worker.Aggregated, "prefill": worker.Prefill, "decode": worker.Decode} {
-		fs.Func(name, "the worker: `URL[,key=value…]`", func(s string) error {
-			if a != nil {
-				return errors.New("one worker is registered by one call")
+		fs.Func(name, "`URL[,key=value]...` of the worker, of role "+role.String(), func(s string) error {
+			if o.worker != nil {
+				return errors.New("one call registers one worker")
 			}
 			w, err := config.ParseWorker(role, s)
 			if err != nil {
 				return err
 			}
-			if *id == "" {
-				*id = w.ID
+			if o.id == "" {
+				o.id = w.ID
 			}
-			a, err = registration.Announce(&w)
+			o.worker, err = registration.Announce(&w)
 			return err
 		})
 	}
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), registerUsage)
-		fs.PrintDefaults()
-		fmt.Fprintf(fs.Output(), "\nKeys of a worker (after its URL, by commas):\n%s%s", config.KeyTable(), registerExample)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	return cmd
+}
+
+// runRegister keeps one worker registered with a router until ctx ends.
+func runRegister(ctx context.Context, o *registerFlags, stderr io.Writer) int {
+	a := o.worker
 	wrong := func(what string) int {
-		fmt.Fprintf(stderr, "sluice register: %s; `sluice register --help` shows how\n", what)
+		fmt.Fprintf(stderr, "sluice register: %s; `sluice register --help` shows the usage\n", what)
 		return 2
 	}
 	switch {
-	case *router == "":
+	case o.router == "":
 		return wrong("no --router is given")
-	case (a == nil) == (*file == ""):
+	case (a == nil) == (o.file == ""):
 		return wrong("want one of --engine, --prefill, --decode and --json")
-	case (*cert == "") != (*key == ""):
+	case (o.cert == "") != (o.key == ""):
 		return wrong("--cert and --key belong together")
-	case *lease%time.Second != 0 || *lease < 0:
+	case o.lease%time.Second != 0 || o.lease < 0:
 		return wrong("--lease must be in whole seconds")
 	}
 	fail := func(err error) int {
@@ -94,15 +97,15 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 		return 1
 	}
 	var err error
-	if *file != "" {
-		if a, err = readAnnouncement(*file); err != nil {
+	if o.file != "" {
+		if a, err = readAnnouncement(o.file); err != nil {
 			return fail(err)
 		}
 	}
-	if *lease > 0 {
-		a.LeaseSeconds = int(*lease / time.Second)
+	if o.lease > 0 {
+		a.LeaseSeconds = int(o.lease / time.Second)
 	}
-	c := &registration.Client{Router: *router, ID: *id, Token: registrationToken(os.Getenv, stderr)}
+	c := &registration.Client{Router: o.router, ID: o.id, Token: registrationToken(os.Getenv, stderr)}
 	if c.ID == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -110,14 +113,14 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 		}
 		c.ID = host + "-" + strings.TrimPrefix(a.Role, "-")
 	}
-	if *tokenFile != "" {
-		text, err := os.ReadFile(*tokenFile)
+	if o.tokenFile != "" {
+		text, err := os.ReadFile(o.tokenFile)
 		if err != nil {
 			return fail(err)
 		}
 		c.Token = strings.TrimSpace(string(text))
 	}
-	if c.HTTP, err = registerHTTP(*ca, *cert, *key); err != nil {
+	if c.HTTP, err = registerHTTP(o.ca, o.cert, o.key); err != nil {
 		return fail(err)
 	}
 	log, _, err := obs.NewLogger(stderr, "info", "text")

@@ -3,68 +3,60 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"text/tabwriter"
+
+	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
 	"sluice/router/config"
 )
 
-const reloadUsage = `Usage: sluice reload [--admin ADDR | --runtime-file FILE] [--dry-run] [--json]
-
-Has a running router read its configuration's file and take over what can change
-while it runs; prints each field that differs, and whether it is in effect now or
-needs sluice restart. A file with an error changes nothing: the error has its line
-and column, and the exit code is 1. The signal HUP does the same, into the log.
-A router whose runtime file is not in the default place (admin.runtime_file) is
-named with --runtime-file, or with --admin and its token in SLUICE_ADMIN_TOKEN.
-
-Flags:
-`
+const reloadLong = `Makes a running router read its configuration file again and apply what can change while it runs.
+It prints each changed field and whether it is in effect now or needs sluice restart. A file with
+an error changes nothing; the error gives line and column. SIGHUP has the same effect, with the
+result in the log.`
 
 const reloadExample = `
-Examples:
-  sluice reload                            the router of this user that runs
+  sluice reload                            the only running router of this user
   sluice reload --dry-run                  what would change
-  sluice reload --admin 127.0.0.1:9902     one of several
-  sluice reload && sluice restart          all of it, without a lost request
-`
+  sluice reload --admin 127.0.0.1:9902     one of several routers
+  sluice reload && sluice restart          apply everything without losing a request`
+
+func reloadCommand() *cobra.Command {
+	var target routerFlags
+	var dry, asJSON bool
+	cmd := newCommand(cobra.Command{
+		Use: "reload [flags]", GroupID: groupOperate, Short: "apply an edited configuration to a running router", Long: reloadLong, Example: reloadExample,
+	}, "0 reloaded, 1 no router found or an error in the file", func(cmd *cobra.Command, _ []string) int {
+		return runReload(cmd.Context(), target, dry, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	target.add(cmd)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "change nothing; print what would change")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
 
 // runReload makes a running router reload its configuration and prints the changes.
-func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice reload", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	addr := fs.String("admin", "", "`ADDR` of the router's admin listener [the one that runs]")
-	file := fs.String("runtime-file", "", "the router's runtime `FILE` [found by --admin]")
-	dry := fs.Bool("dry-run", false, "change nothing, print what would be changed")
-	asJSON := fs.Bool("json", false, "print the answer as JSON")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), reloadUsage)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), reloadExample)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
-	rt, err := findRouter(*addr, *file)
+func runReload(ctx context.Context, target routerFlags, dry, asJSON bool, stdout, stderr io.Writer) int {
+	rt, err := target.find()
 	if err != nil {
 		signal := "HUP"
-		if *dry {
+		if dry {
 			signal = "" // no signal requests a dry run
 		}
-		printNotFound(stderr, "reload", *addr, signal, err)
+		printNotFound(stderr, "reload", target.addr, signal, err)
 		return 1
 	}
 	c := admin.NewClient(rt)
 	defer c.Close()
-	changes, err := c.Reload(ctx, *dry)
+	changes, err := c.Reload(ctx, dry)
 	if err == nil {
-		if *asJSON {
+		if asJSON {
 			err = json.NewEncoder(stdout).Encode(map[string]any{"changes": changes})
 		} else {
-			printChanges(stdout, changes, *dry)
+			printChanges(stdout, changes, dry)
 		}
 	}
 	if err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
 
 	"sluice/router/app"
 	"sluice/router/config"
@@ -21,28 +21,42 @@ import (
 	"sluice/router/recording/replay"
 )
 
-const replayHelp = `Usage: sluice replay [flags] FILE...
+const replayLong = `Computes what other weights or policies would have done with a recording of sluice record. It puts
+the recorded events through the index and the recorded requests through the scheduler, with
+simulated caches that each variant's own choices fill. The table shows for each variant the share
+of prompt tokens that were cached, the load of the busiest rank relative to the mean, and an
+estimate of the time to first token. Files of several recordings get a table for each recording.
 
-Says what other weights or policies would have done with a recording of sluice
-record: it puts the recorded events through the index, and the recorded requests
-through the scheduler, over simulated caches that each variant's own choices fill.
-The table tells of each: the share of prompt tokens that were cached, how much more
-the busiest rank computed than the mean, and an estimate of the time to first token.
-Files of several recordings get a table for each recording.
-Compare the rows of the model with each other; the lines below the table say how
-well the model meets what was recorded.
-
-Flags:
-`
+Compare the rows of the model with each other; the lines below the table say how well the model
+matches the recording. Without --set and --policy the variants are round_robin, least_loaded and
+overlap_weight=0.`
 
 const replayExamples = `
-Examples:
   sluice replay /var/tmp/rec/*.rec
   sluice replay --set overlap_weight=0.5 --set overlap_weight=2,queue_weight=2 FILE
-  sluice replay --policy round_robin --policy random FILE
-Without --set and --policy it compares with round_robin, least_loaded and
-overlap_weight=0.
-`
+  sluice replay --policy round_robin --policy random FILE`
+
+func replayCommand() *cobra.Command {
+	var list []replay.Variant
+	cmd := newCommand(cobra.Command{
+		Use: "replay [flags] FILE...", GroupID: groupTest, Short: "compute what other weights or policies would have done with a recording", Long: replayLong, Example: replayExamples,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("want the files of a recording, which `sluice record` makes")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return []string{"rec"}, cobra.ShellCompDirectiveFilterFileExt
+		},
+	}, "0 printed, 1 a file cannot be used", func(cmd *cobra.Command, args []string) int {
+		return runReplay(args, list, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	cmd.Flags().Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule, comma-separated NAME=VALUE; may be repeated")
+	cmd.Flags().Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be repeated")
+	completeFlag(cmd, "policy", "kv", "round_robin", "random", "least_loaded")
+	return cmd
+}
 
 // variants is the flag value of --set and --policy. Both append to one list, which keeps the
 // order of the command line.
@@ -52,6 +66,8 @@ type variants struct {
 }
 
 func (v *variants) String() string { return "" }
+
+func (v *variants) Type() string { return "variant" }
 
 func (v *variants) Set(s string) error {
 	d := config.Default().Schedule
@@ -77,35 +93,9 @@ func (v *variants) Set(s string) error {
 }
 
 // runReplay groups the files by recording and prints, for each recording, what the variants
-// would have done. Exit codes: 0 printed, 1 a file cannot be used, 2 usage error.
-func runReplay(args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	var list []replay.Variant
-	fs.Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule: comma-separated NAME=VALUE; may be repeated")
-	fs.Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be repeated")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), replayHelp)
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), replayExamples)
-	}
-	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" || a == "-help" }) {
-		fs.SetOutput(stdout)
-	}
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil {
-		return 2
-	}
-	if fs.NArg() == 0 {
-		fmt.Fprintln(stderr, "sluice replay: want the files of a recording; `sluice replay --help` shows how to make one")
-		return 2
-	}
-	if i := slices.IndexFunc(fs.Args(), func(a string) bool { return strings.HasPrefix(a, "-") }); i >= 0 {
-		fmt.Fprintf(stderr, "sluice replay: flags such as %q stand before the files\n", fs.Arg(i))
-		return 2
-	}
-	groups, err := recording.GroupByRecording(fs.Args())
+// would have done.
+func runReplay(files []string, list []replay.Variant, stdout, stderr io.Writer) int {
+	groups, err := recording.GroupByRecording(files)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice replay:", err)
 		return 1

@@ -49,7 +49,7 @@ func TestReplaySeparatesRecordings(t *testing.T) {
 		t.Fatalf("files %v", paths)
 	}
 	var out, errs bytes.Buffer
-	if code := runReplay(paths, &out, &errs); code != 0 || errs.Len() != 0 {
+	if code := runArgs("replay", paths, &out, &errs); code != 0 || errs.Len() != 0 {
 		t.Fatalf("%d, %s", code, &errs)
 	}
 	var shown []string

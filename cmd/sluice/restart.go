@@ -2,42 +2,39 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
+
+	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
 )
 
-const restartUsage = `Usage: sluice restart [--admin ADDR | --runtime-file FILE]
+const restartLong = `Replaces a running router with a new process of the same program file, flags and environment,
+without losing a request: the new process takes over the listeners, and the old one ends when its
+requests have ended. The command returns when the new process serves. If the new process does not
+become ready, the old one continues and the reason is printed. SIGUSR2 has the same effect.`
 
-Replaces a running router by a new process of the same program file, flags and
-environment, without a request that is lost: the new process takes its listeners,
-and the old one ends when what it serves has ended. Answers when the new process
-serves; when it does not become ready the old one goes on, and the reason is
-printed. The signal USR2 does the same. A router whose runtime file is not in the
-default place (admin.runtime_file) is named with --runtime-file, or with --admin
-and its token in SLUICE_ADMIN_TOKEN.
+const restartExample = `
+  sluice restart                           the only running router of this user
+  sluice restart --admin 127.0.0.1:9902    one of several routers`
 
-Flags:
-`
+func restartCommand() *cobra.Command {
+	var target routerFlags
+	cmd := newCommand(cobra.Command{
+		Use: "restart [flags]", GroupID: groupOperate, Short: "replace a running router with a new process without losing requests", Long: restartLong, Example: restartExample,
+	}, "0 replaced, 1 no router found or the new process did not become ready", func(cmd *cobra.Command, _ []string) int {
+		return runRestart(cmd.Context(), target, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	target.add(cmd)
+	return cmd
+}
 
 // runRestart makes a running router replace itself with a new process.
-func runRestart(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice restart", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	addr := fs.String("admin", "", "`ADDR` of the router's admin listener [the one that runs]")
-	file := fs.String("runtime-file", "", "the router's runtime `FILE` [found by --admin]")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), restartUsage)
-		fs.PrintDefaults()
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
-	rt, err := findRouter(*addr, *file)
+func runRestart(ctx context.Context, target routerFlags, stdout, stderr io.Writer) int {
+	rt, err := target.find()
 	if err != nil {
-		printNotFound(stderr, "restart", *addr, "USR2", err)
+		printNotFound(stderr, "restart", target.addr, "USR2", err)
 		return 1
 	}
 	c := admin.NewClient(rt)

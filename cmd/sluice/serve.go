@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
 
 	"sluice/dataplane/fdlimit"
 	"sluice/dataplane/membudget"
@@ -17,37 +18,56 @@ import (
 	"sluice/router/obs"
 )
 
+const serveLong = `Runs the router. The configuration is the file given by --config, with environment variables
+(SLUICE_ and the path of a field) over the file and flags over both.
+
+The first line on standard output is the address on which the router listens; logs go to standard
+error. /readyz reports what the router is waiting for. SIGTERM drains and ends it, SIGHUP reloads
+the configuration (see sluice reload), SIGUSR2 replaces the process (see sluice restart).`
+
 const serveExamples = `
-Examples:
   sluice serve --engine http://127.0.0.1:8000
       one engine that prefills and decodes
   sluice serve --prefill http://10.0.0.1:8000 --prefill http://10.0.0.2:8000 --decode http://10.0.0.3:8000,ranks=4
-      prefill and decode apart (vLLM NixlConnector), four data-parallel ranks behind one URL
+      separate prefill and decode workers (vLLM NixlConnector), four data-parallel ranks behind one URL
   sluice serve --engine http://127.0.0.1:8000,model=llama,kv_events=tcp://127.0.0.1:5557
-      name the model and the KV event endpoint instead of asking the engine
+      sets the model and the KV event endpoint instead of reading them from the engine
   sluice serve --config sluice.yaml --listen 0.0.0.0:8080
-      a file, and a flag over it; environment variables (SLUICE_…) stand between the two
+      a configuration file, and a flag over it`
 
-The first line on standard output is the address it listens on; logs go to
-standard error. /readyz says what it still waits for. SIGTERM drains and ends it,
-HUP takes over what it can of an edited configuration (sluice reload), USR2 puts a
-new process in its place (sluice restart); see docs/operations.md.
-`
+// workerKeyNotes is the part of the help about the values of --engine, --prefill and --decode.
+func workerKeyNotes() string {
+	return "Keys of a worker (after its URL, separated by commas):\n" + strings.TrimRight(config.KeyTable(), "\n")
+}
 
-// runServe runs the router until ctx ends.
-func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// completeConfig sets the completion of the configuration's flags that take one of some words.
+func completeConfig(cmd *cobra.Command) {
+	for name, words := range map[string][]string{
+		"pd": config.Families(), "log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+		"policy": {"kv", "round_robin", "random", "least_loaded", "session"}, "tokens": {"auto", "engine", "text", "ids"},
+	} {
+		if cmd.Flags().Lookup(name) != nil {
+			completeFlag(cmd, name, words...)
+		}
+	}
+}
+
+func serveCommand() *cobra.Command {
 	fs := flag.NewFlagSet("sluice serve", flag.ContinueOnError)
-	fs.SetOutput(stderr)
 	flags := config.RegisterFlags(fs)
-	fs.Usage = func() {
-		w := fs.Output()
-		fmt.Fprint(w, "Usage: sluice serve [flags]\n\nFlags:\n")
-		fs.PrintDefaults()
-		fmt.Fprintf(w, "\nKeys of a worker (after its URL, by commas):\n%s%s", config.KeyTable(), serveExamples)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	cmd := newCommand(cobra.Command{
+		Use: "serve [flags]", GroupID: groupRun, Short: "run the router", Long: serveLong, Example: serveExamples,
+		Annotations: map[string]string{notes: workerKeyNotes(), logsWarnings: "true"},
+	}, "0 ended by a signal, 1 not started or failed", func(cmd *cobra.Command, _ []string) int {
+		return serve(cmd.Context(), flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	addGoFlags(cmd, fs)
+	completeConfig(cmd)
+	return cmd
+}
+
+// serve runs the router until ctx ends.
+func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) int {
 	cfg, wrong := flags.Resolve(os.Environ())
 	given, err := app.InheritListeners()
 	if err != nil {
@@ -64,7 +84,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	for _, w := range cfg.InputWarnings() {
+	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
 	fdlimit.GrowTable()
@@ -83,26 +103,4 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return 1
 	}
 	return 0
-}
-
-// parse parses the flags of a command. If done is true, the command ends with code. Requested
-// help goes to standard output.
-func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
-	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" || a == "-help" }) {
-		fs.SetOutput(stdout)
-	} else {
-		// Do not print the whole help after an error, which would hide the message.
-		fs.Usage = func() { fmt.Fprintf(fs.Output(), "`%s --help` lists the flags\n", fs.Name()) }
-	}
-	err := fs.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return 0, true
-	case err != nil:
-		return 2, true
-	case fs.NArg() > 0:
-		fmt.Fprintf(fs.Output(), "%s: unexpected argument %q; everything is given by flags, `%s --help` lists them\n", fs.Name(), fs.Arg(0), fs.Name())
-		return 2, true
-	}
-	return 0, false
 }

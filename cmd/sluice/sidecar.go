@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 
+	"github.com/spf13/cobra"
+
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/memtuner"
 	"sluice/router/app"
@@ -14,45 +16,42 @@ import (
 	"sluice/router/obs"
 )
 
-const sidecarUsage = `Usage: sluice sidecar --engine URL [flags]
+const sidecarLong = `Runs beside one decode engine, behind another router, and does what serve does for one request:
+the prefill leg, the hand-over and the relay. The request names its prefill worker in a header,
+X-Prefiller-Host-Port or X-Sluice-Prefill, which must be inside --prefill-networks. Without such a
+header the sidecar chooses one of --prefill; without those the engine runs the whole request.
 
-Runs beside one decode engine, behind somebody else's router: the prefill leg, the
-hand-over and the relay of serve. The request names its prefill worker by a header,
-X-Prefiller-Host-Port or X-Sluice-Prefill, inside --prefill-networks; without one the
-sidecar takes one of --prefill, and without those the engine does the whole request.
-
-Flags:
-`
+The first line on standard output is the address on which it listens; logs go to standard error.
+/readyz follows the engine's health. SIGTERM drains and ends it. A pod spec, a systemd unit and the
+headers are in docs/sidecar.md.`
 
 const sidecarExamples = `
-Examples:
   sluice sidecar --listen 0.0.0.0:8000 --engine http://127.0.0.1:8200 --prefill-networks 10.0.0.0/8
-      vLLM NixlConnector; requests name prefill workers of the pods' network
+      vLLM NixlConnector; requests name prefill workers in the pods' network
   sluice sidecar --engine http://127.0.0.1:8200,ranks=4 --prefill-networks 10.0.0.0/8 --rank-addresses 10.0.0.7:8000,10.0.0.7:8001,10.0.0.7:8002,10.0.0.7:8003
       four data-parallel ranks behind one URL, each known to the router by an address
   sluice sidecar --engine http://127.0.0.1:8200 --prefill http://10.0.0.1:8000 --prefill http://10.0.0.2:8000
-      the sidecar chooses the prefill worker itself
+      the sidecar chooses the prefill worker
   sluice sidecar --pd sglang --engine http://127.0.0.1:30000 --prefill-networks 10.0.0.0/8 --prefill-options bootstrap_port=8998
-      SGLang; every prefill worker has its bootstrap server on this port
+      SGLang; every prefill worker has its bootstrap server on this port`
 
-The first line on standard output is the address it listens on; logs go to standard
-error. /readyz follows the engine's health. SIGTERM drains and ends it.
-A pod spec, a systemd unit and the headers: docs/sidecar.md.
-`
+func sidecarCommand() *cobra.Command {
+	fs := flag.NewFlagSet("sluice sidecar", flag.ContinueOnError)
+	flags := config.RegisterSidecarFlags(fs)
+	cmd := newCommand(cobra.Command{
+		Use: "sidecar --engine URL [flags]", GroupID: groupRun, Short: "run beside one decode engine, behind another router",
+		Long: sidecarLong, Example: sidecarExamples,
+		Annotations: map[string]string{notes: workerKeyNotes(), logsWarnings: "true"},
+	}, "0 ended by a signal, 1 not started or failed", func(cmd *cobra.Command, _ []string) int {
+		return runSidecar(cmd.Context(), flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	addGoFlags(cmd, fs)
+	completeConfig(cmd)
+	return cmd
+}
 
 // runSidecar runs the sidecar until ctx ends.
-func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice sidecar", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	flags := config.RegisterSidecarFlags(fs)
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), sidecarUsage)
-		fs.PrintDefaults()
-		fmt.Fprintf(fs.Output(), "\nKeys of a worker (after its URL, by commas):\n%s%s", config.KeyTable(), sidecarExamples)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr io.Writer) int {
 	fail := func(err error) int {
 		fmt.Fprintln(stderr, "sluice sidecar:", err)
 		return 1
@@ -71,7 +70,7 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if err != nil {
 		return fail(err)
 	}
-	for _, w := range cfg.InputWarnings() {
+	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, Sidecar: flags})

@@ -10,39 +10,46 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"sluice/bench/sim"
 )
 
+const simLong = `Runs one simulated engine: real HTTP and real KV events, and output that is a function of the
+model, the token ids and the seed. The first line on standard output is the address on which it
+listens.
+
+SIGUSR1 stops the engine's core while its API server continues to answer; SIGUSR2 resumes it.`
+
 const simExamples = `
-Examples:
   sluice sim                                    one engine on a free port
   sluice sim --role prefill & sluice sim --role decode &
-      two engines side by side, ready for: sluice serve --prefill URL --decode URL
+      two engines for: sluice serve --prefill URL --decode URL
   sluice sim --engine sglang --role prefill --bootstrap 127.0.0.1:8998 & sluice sim --engine sglang --role decode &
-      a pair of SGLang engines that meet through the bootstrap server
+      a pair of SGLang engines with a bootstrap server
   sluice sim --pd mooncake --role prefill --bootstrap 127.0.0.1:8998    vLLM with the MooncakeConnector
   sluice sim --ranks 4 --kv-events tcp://127.0.0.1:5557 --speed 10
   sluice sim --fault kind=reset,after=5,p=0.1   one stream in ten is reset after five chunks
-  kill -USR1 PID, kill -USR2 PID                stops its engine core while its API server answers, and lets it go on
-  sluice sim --fault kind=stall,leg=handover,id=slow-     the KV of requests named slow-… never comes
+  sluice sim --fault kind=stall,leg=handover,id=slow-     the KV of requests named slow-… never arrives`
 
-The first line on standard output is the address it listens on.
-`
-
-// runSim runs one simulated engine until ctx ends.
-func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func simCommand() *cobra.Command {
 	var o sim.Options
 	fs := flag.NewFlagSet("sluice sim", flag.ContinueOnError)
-	fs.SetOutput(stderr)
 	o.Flags(fs)
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), "Usage: sluice sim [flags]\n\nA simulated engine: real HTTP, real KV events, output that is a function of\nmodel, token ids and seed.\n\nFlags:\n")
-		fs.PrintDefaults()
-		fmt.Fprint(fs.Output(), simExamples)
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+	cmd := newCommand(cobra.Command{
+		Use: "sim [flags]", GroupID: groupTest, Short: "run one simulated engine", Long: simLong, Example: simExamples,
+	}, "0 ended by a signal, 1 not started or crashed", func(cmd *cobra.Command, _ []string) int {
+		return runSim(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	addGoFlags(cmd, fs)
+	completeFlag(cmd, "role", "prefill", "decode", "aggregated")
+	completeFlag(cmd, "engine", "vllm", "sglang", "trtllm")
+	completeFlag(cmd, "pd", sim.PDFamilies()...)
+	return cmd
+}
+
+// runSim runs one simulated engine until ctx ends.
+func runSim(ctx context.Context, o sim.Options, stdout, stderr io.Writer) int {
 	e, err := sim.Start(ctx, o)
 	if err != nil {
 		fmt.Fprintln(stderr, err)

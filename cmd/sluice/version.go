@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -12,19 +11,26 @@ import (
 	"time"
 
 	"github.com/pebbe/zmq4"
+	"github.com/spf13/cobra"
 
 	"sluice/native/dl"
 	"sluice/nixl"
 )
 
-const versionUsage = `Usage: sluice version [--json]
+const versionLong = `Prints the versions of sluice, Go and libzmq, and how KV transfers are observed. With --json it also
+reports which optional libraries (NIXL, UCX, CUDA) work on this machine; each is loaded in a
+process of its own.`
 
-Prints the versions of sluice, Go and libzmq, and how KV transfers are observed. With
---json also which optional libraries (NIXL, UCX, CUDA) work on this machine; each is
-tried in a process of its own.
-
-Flags:
-`
+func versionCommand() *cobra.Command {
+	var asJSON bool
+	cmd := newCommand(cobra.Command{
+		Use: "version [flags]", GroupID: groupOther, Short: "print versions", Long: versionLong, Example: "  sluice version\n  sluice version --json",
+	}, "0 printed, 1 not written", func(cmd *cobra.Command, _ []string) int {
+		return runVersion(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, with the optional libraries")
+	return cmd
+}
 
 // optionalLibraries are opened at run time where a machine has them.
 var optionalLibraries = []string{"nixl", "ucx", "cuda"}
@@ -69,19 +75,9 @@ func readVersion() versionInfo {
 	return v
 }
 
-func runVersion(args []string, stdout, stderr io.Writer) int {
-	fs := flag.NewFlagSet("sluice version", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	asJSON := fs.Bool("json", false, "print JSON, with the optional libraries")
-	fs.Usage = func() {
-		fmt.Fprint(fs.Output(), versionUsage)
-		fs.PrintDefaults()
-	}
-	if code, done := parse(fs, args, stdout); done {
-		return code
-	}
+func runVersion(asJSON bool, stdout, stderr io.Writer) int {
 	v := readVersion()
-	if *asJSON {
+	if asJSON {
 		v.Libraries = probeOptionalLibraries()
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")

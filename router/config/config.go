@@ -154,7 +154,7 @@ type Worker struct {
 	Role         worker.Role         `yaml:"role"` // [aggregated]
 	Models       []string            `yaml:"models"`
 	Ranks        []uint16            `yaml:"ranks"`
-	StartRank    int                 `yaml:"start_rank" min:"0" max:"65535"` // [found out]
+	StartRank    int                 `yaml:"start_rank" min:"0" max:"65535"` // [read from the engine]
 	RankURLs     []string            `yaml:"rank_urls"`
 	Labels       []string            `yaml:"labels"`
 	Engine       string              `yaml:"engine"`
@@ -162,7 +162,7 @@ type Worker struct {
 	BlockSize    int                 `yaml:"block_size" min:"0" max:"1048576"`
 	KVEvents     []string            `yaml:"kv_events"` // ["auto"]
 	KVReplay     []string            `yaml:"kv_replay"`
-	LoadEvents   []string            `yaml:"load_events"` // [SGLang is asked]
+	LoadEvents   []string            `yaml:"load_events"` // [read from SGLang engines]
 	MaxRequests  int64               `yaml:"max_requests" min:"0"`
 	RankRequests int64               `yaml:"rank_requests" min:"0"` // [limits.rank_requests]
 	RankTokens   int64               `yaml:"rank_tokens" min:"0"`   // [limits.rank_tokens]

@@ -118,6 +118,10 @@ func quoted(v string) string {
 	return strconv.Quote(v)
 }
 
+// Suggestion returns the known word nearest to a mistyped one as " (did you mean …?)", "" if none is
+// near.
+func Suggestion(got string, known []string) string { return suggestion(got, known) }
+
 // suggestion names the known word nearest to a mistyped one, "" when none is near.
 func suggestion(got string, known []string) string {
 	if best := nearest(got, known); best != "" {

@@ -221,36 +221,36 @@ type workerFlag struct {
 
 // namedFlags are the fields that have a flag of their own; --set does the rest.
 var namedFlags = []struct{ name, path, usage string }{
-	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
+	{"listen", "listen", "`ADDR` for clients; port 0 selects a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
-	{"pd", "pd.family", "prefill/decode `FAMILY`: " + joinOr(Families()) + " [nixl when there are prefill workers]"},
-	{"prefill-model-labels", "pd.prefill_labels", "comma-separated `LABELS`: only prefill workers with one of them are chosen"},
-	{"nixl-proxy-host", "lmcache.proxy_host", "`HOST` to which LMCache's prefill workers push that KV has been written [127.0.0.1]"},
-	{"nixl-proxy-port", "lmcache.proxy_port", "`PORT` of the same [8500]"},
-	{"nixl-peer-host", "lmcache.peer_host", "`HOST` of decode workers' LMCache ports, for those without peer_host [that of their URL]"},
+	{"pd", "pd.family", "prefill/decode `FAMILY`: " + joinOr(Families()) + " [nixl if there are prefill workers]"},
+	{"prefill-model-labels", "pd.prefill_labels", "comma-separated `LABELS`; only prefill workers with one of them are chosen [all workers]"},
+	{"nixl-proxy-host", "lmcache.proxy_host", "`HOST` to which LMCache's prefill workers send notifications that KV has been written [127.0.0.1]"},
+	{"nixl-proxy-port", "lmcache.proxy_port", "`PORT` to which LMCache's prefill workers send notifications that KV has been written [8500]"},
+	{"nixl-peer-host", "lmcache.peer_host", "`HOST` of decode workers' LMCache ports, for workers without peer_host [the host of their URL]"},
 	{"nixl-peer-init-port", "lmcache.peer_init_port", "comma-separated `PORTS` for decode workers without init_port, one for each tensor-parallel rank"},
-	{"nixl-peer-alloc-port", "lmcache.peer_alloc_port", "`PORTS` for decode workers without alloc_port, likewise"},
-	{"nixl-finished-req-ttl", "lmcache.finished_req_ttl", "`DURATION` a notification is kept that no request waits for [300s]"},
-	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "interval between removals of such notifications, a `DURATION` [60s]"},
-	{"decode-model-labels", "pd.decode_labels", "comma-separated `LABELS`: only decode workers with one of them are chosen"},
+	{"nixl-peer-alloc-port", "lmcache.peer_alloc_port", "comma-separated `PORTS` for decode workers without alloc_port, one for each tensor-parallel rank"},
+	{"nixl-finished-req-ttl", "lmcache.finished_req_ttl", "`DURATION` for which a notification that no request waits for is kept [300s]"},
+	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "`DURATION` between removals of expired notifications [60s]"},
+	{"decode-model-labels", "pd.decode_labels", "comma-separated `LABELS`; only decode workers with one of them are chosen [all workers]"},
 	{"workers-file", "discovery.file", "YAML `FILE` with workers, read again when it changes"},
-	{"register", "registration.listen", "`ADDR` where workers register themselves, or off; needs registration.token ($SLUICE_REGISTRATION_TOKEN) or registration.client_ca, and registration.networks [off]"},
-	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
-	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
-	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded, session [kv]"},
-	{"tokens", "tokens.mode", "`MODE`, where token ids come from: auto, engine, text, ids [auto]"},
-	{"max-body", "limits.max_body", "largest request body, a `SIZE` as 32MiB [32MiB]"},
-	{"prefill-timeout", "timeouts.prefill", "`DURATION` of a prefill leg [5m]"},
-	{"decode-timeout", "timeouts.decode", "`DURATION` of a decode or aggregated leg [10m]"},
-	{"pool-wait", "timeouts.pool_wait", "`DURATION` a request waits for a pool without a healthy worker [5s]"},
-	{"drain", "timeouts.drain", "`DURATION` streams under way have at SIGTERM [30s]"},
-	{"lease", "pd.lease", "`DURATION` a prefill worker keeps blocks for decode [30s]"},
+	{"register", "registration.listen", "`ADDR` on which workers register, or off; requires registration.networks, and registration.token (SLUICE_REGISTRATION_TOKEN) or registration.client_ca [off]"},
+	{"log-level", "log.level", "log `LEVEL`: debug, info, warn, error [info]"},
+	{"log-format", "log.format", "log `FORMAT`: text, json [text]"},
+	{"policy", "schedule.policy", "scheduling `POLICY`: kv, round_robin, random, least_loaded, session [kv]"},
+	{"tokens", "tokens.mode", "source of token ids, a `MODE`: auto, engine, text, ids [auto]"},
+	{"max-body", "limits.max_body", "largest request body, a `SIZE` such as 32MiB [32MiB]"},
+	{"prefill-timeout", "timeouts.prefill", "timeout of a prefill leg, a `DURATION` [5m]"},
+	{"decode-timeout", "timeouts.decode", "timeout of a decode or aggregated leg, a `DURATION` [10m]"},
+	{"pool-wait", "timeouts.pool_wait", "`DURATION` for which a request waits for a pool without a healthy worker [5s]"},
+	{"drain", "timeouts.drain", "`DURATION` for which streams may continue after SIGTERM [30s]"},
+	{"lease", "pd.lease", "`DURATION` for which a prefill worker keeps blocks for decode [30s]"},
 }
 
 // RegisterFlags adds the configuration's flags to fs.
 func RegisterFlags(fs *flag.FlagSet) *Flags {
 	f := &Flags{}
-	fs.StringVar(&f.config, "config", "", "YAML `FILE`; environment and flags go over it [$SLUICE_CONFIG]")
+	fs.StringVar(&f.config, "config", "", "configuration `FILE` in YAML; environment variables and flags override it [the variable SLUICE_CONFIG]")
 	for _, w := range []struct {
 		name string
 		role worker.Role
@@ -260,7 +260,7 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 		{"prefill", worker.Prefill, "a prefill worker"},
 		{"decode", worker.Decode, "a decode worker"},
 	} {
-		f.worker(fs, w.name, w.role, w.what+", `URL[,key=value…]`; may be given several times")
+		f.worker(fs, w.name, w.role, "`URL[,key=value]...` of "+w.what+"; may be repeated")
 	}
 	for _, n := range namedFlags {
 		f.addNamed(fs, n.name, n.path, n.usage)
@@ -276,7 +276,7 @@ var accessPaths = []string{"engine_key", "engine_tls.ca", "engine_tls.cert", "en
 // configuration; Access is the way on.
 func RegisterAccessFlags(fs *flag.FlagSet) *Flags {
 	f := &Flags{}
-	f.set(fs, "`PATH=VALUE` of "+joinOr(accessPaths)+", as serve takes them; may be given several times")
+	f.set(fs, "`PATH=VALUE` of "+joinOr(accessPaths)+"; may be repeated")
 	return f
 }
 
@@ -312,7 +312,7 @@ func (f *Flags) addNamed(fs *flag.FlagSet, name, path, usage string) {
 	})
 }
 
-const anyField = "any other field of the file, as `PATH=VALUE`: health.unhealthy_threshold=3, a list bare: registration.networks=10.0.0.0/16,fd00::/8; may be given several times"
+const anyField = "`PATH=VALUE` of any other field of the file, such as health.unhealthy_threshold=3 or, for a list, registration.networks=10.0.0.0/16,fd00::/8; may be repeated"
 
 func (f *Flags) set(fs *flag.FlagSet, usage string) {
 	fs.Func("set", usage, func(s string) error {

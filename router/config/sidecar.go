@@ -44,16 +44,16 @@ var sidecarDefaults = map[string]string{"listen": "[127.0.0.1:8000]", "admin": "
 // RegisterSidecarFlags adds a sidecar's flags to fs.
 func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	f := &SidecarFlags{Flags: &Flags{}}
-	f.worker(fs, "engine", worker.Aggregated, "the engine beside which it runs, `URL[,key=value…]`; required, once")
-	f.worker(fs, "prefill", worker.Prefill, "a prefill worker to choose from where a request names none, `URL[,key=value…]`; may be given several times")
-	fs.StringVar(&f.Networks, "prefill-networks", "", "comma-separated `CIDRS` that must contain a prefill worker that a request names [none may be named]")
-	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` it may have, as 8000,8100-8200")
-	fs.StringVar(&f.Keys, "prefill-options", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
-	fs.IntVar(&f.MaxPrefillWorkers, "max-prefill-workers", 256, "`COUNT` of such workers kept at once")
-	fs.DurationVar(&f.PrefillIdle, "prefill-idle-timeout", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
-	fs.StringVar(&f.Addresses, "rank-addresses", "", "`HOST:PORT,…` by which X-Data-Parallel-Host-Port names the engine's ranks, in their order\n[port and port+rank of engine and listener, at their hosts and $POD_IP]")
-	fs.StringVar(&f.model, "model", "", "`NAME` of the model [asked from the engine]")
-	fs.BoolVar(&f.EngineMetrics, "engine-metrics", true, "/metrics shows the engine's own too, for a picker that reads them here")
+	f.worker(fs, "engine", worker.Aggregated, "`URL[,key=value]...` of the engine beside which the sidecar runs; required, once")
+	f.worker(fs, "prefill", worker.Prefill, "`URL[,key=value]...` of a prefill worker for requests that name none; may be repeated")
+	fs.StringVar(&f.Networks, "prefill-networks", "", "comma-separated `CIDRS` that must contain a prefill worker that a request names [requests cannot name one]")
+	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` that a prefill worker named by a request may have, such as 8000,8100-8200")
+	fs.StringVar(&f.Keys, "prefill-options", "", "comma-separated `KEY=VALUE` pairs of every prefill worker named by a request, such as bootstrap_port=8998")
+	fs.IntVar(&f.MaxPrefillWorkers, "max-prefill-workers", 256, "maximum `COUNT` of prefill workers named by requests")
+	fs.DurationVar(&f.PrefillIdle, "prefill-idle-timeout", 2*time.Minute, "`DURATION` after which a prefill worker that no request names is removed")
+	fs.StringVar(&f.Addresses, "rank-addresses", "", "comma-separated `HOST:PORT` by which X-Data-Parallel-Host-Port names the engine's ranks, in rank order [port and port+rank of engine and listener, at their hosts and at the variable POD_IP]")
+	fs.StringVar(&f.model, "model", "", "`NAME` of the model [read from the engine]")
+	fs.BoolVar(&f.EngineMetrics, "engine-metrics", true, "/metrics includes the engine's metrics, for an endpoint picker that reads them here")
 	for _, n := range namedFlags {
 		if !slices.Contains(sidecarFlags, n.name) {
 			continue

@@ -18,27 +18,27 @@ type workerKey struct {
 // workerKeys is the one table of them, for parsing, --help and the docs. It is a
 // function because option refers to it.
 var workerKeys = []workerKey{
-	{"model", "NAME[+NAME…]", "model names it serves [asked from /v1/models]", func(w *Worker, v []string) error { w.Models = append(w.Models, v...); return nil }},
-	{"ranks", "COUNT or R+R…", "data-parallel ranks: 4 is ranks 0 to 3, 0+1 a list, 2+ rank 2 alone [one rank, 0]", nil},
-	{"start_rank", "RANK", "the engine's own number of the first rank here, where it serves those of one node out of several (vLLM's --data-parallel-start-rank) [found out]", number("a rank", func(w *Worker) *int { return &w.StartRank })},
-	{"rank_urls", "URL+URL…", "a server of its own for each rank, in their order; the rank header is then not sent", func(w *Worker, v []string) error { w.RankURLs = v; return nil }},
+	{"model", "NAME[+NAME…]", "model names it serves [read from /v1/models]", func(w *Worker, v []string) error { w.Models = append(w.Models, v...); return nil }},
+	{"ranks", "COUNT or R+R…", "data-parallel ranks: 4 means ranks 0 to 3, 0+1 is a list, 2+ means rank 2 only [one rank, 0]", nil},
+	{"start_rank", "RANK", "the engine's number of the first rank, if the engine spans nodes and this one serves a part of its ranks (vLLM's --data-parallel-start-rank) [read from the engine]", number("a rank", func(w *Worker) *int { return &w.StartRank })},
+	{"rank_urls", "URL+URL…", "one server for each rank, in rank order; the rank header is then not sent", func(w *Worker, v []string) error { w.RankURLs = v; return nil }},
 	{"id", "NAME", "name in metrics, logs, headers [role and number: prefill-0]", one(func(w *Worker, v string) { w.ID = v })},
-	{"label", "WORD", "a word that pools select by; may be given several times", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
-	{"engine", "vllm|sglang|trtllm", "what it runs [found out]", one(func(w *Worker, v string) { w.Engine = v })},
-	{"health_path", "PATH", "path of its health probes, as /healthz [health.path]", one(func(w *Worker, v string) { w.HealthPath = v })},
-	{"block_size", "TOKENS", "tokens per KV block [found out]", number("tokens", func(w *Worker) *int { return &w.BlockSize })},
-	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one a rank; bind:tcp://… where the engine connects to the router [auto: the engine is asked]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
-	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, by the same rule", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
-	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load stats, forward-pass metrics), by the same rule; a message is of the rank it names [SGLang is asked]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
-	{"max_requests", "COUNT", "requests under way on all of its ranks together; beyond it they go elsewhere, or get 429 [no bound]", number("requests", func(w *Worker) *int64 { return &w.MaxRequests })},
-	{"rank_requests", "COUNT", "requests under way on each of its ranks [limits.rank_requests]", number("requests", func(w *Worker) *int64 { return &w.RankRequests })},
-	{"rank_tokens", "TOKENS", "prompt tokens waiting to be computed on each of its ranks [limits.rank_tokens]", number("tokens", func(w *Worker) *int64 { return &w.RankTokens })},
+	{"label", "WORD", "a word by which pools select workers; may be repeated", func(w *Worker, v []string) error { w.Labels = append(w.Labels, v...); return nil }},
+	{"engine", "vllm|sglang|trtllm", "kind of engine [read from the engine]", one(func(w *Worker, v string) { w.Engine = v })},
+	{"health_path", "PATH", "path of its health probes, such as /healthz [health.path]", one(func(w *Worker, v string) { w.HealthPath = v })},
+	{"block_size", "TOKENS", "tokens per KV block [read from the engine]", number("tokens", func(w *Worker) *int { return &w.BlockSize })},
+	{"kv_events", "auto|off|tcp://HOST:PORT[+…]", "ZMQ endpoints of KV events: one base (rank r at port+r) or one per rank; bind:tcp://… if the engine connects to the router [auto: read from the engine]", func(w *Worker, v []string) error { w.KVEvents = v; return nil }},
+	{"kv_replay", "tcp://HOST:PORT[+…]", "ZMQ endpoints for replay, in the same form as kv_events", func(w *Worker, v []string) error { w.KVReplay = v; return nil }},
+	{"load_events", "tcp://HOST:PORT[+…]", "ZMQ endpoints of load messages (SGLang's load stats, forward-pass metrics), in the same form as kv_events; a message belongs to the rank that it names [read from SGLang engines]", func(w *Worker, v []string) error { w.LoadEvents = v; return nil }},
+	{"max_requests", "COUNT", "maximum requests in flight on all of its ranks; further requests go to other workers, or get 429 [no limit]", number("requests", func(w *Worker) *int64 { return &w.MaxRequests })},
+	{"rank_requests", "COUNT", "maximum requests in flight on each of its ranks [limits.rank_requests]", number("requests", func(w *Worker) *int64 { return &w.RankRequests })},
+	{"rank_tokens", "TOKENS", "maximum prompt tokens waiting to be computed on each of its ranks [limits.rank_tokens]", number("tokens", func(w *Worker) *int64 { return &w.RankTokens })},
 	{"bootstrap_port", "PORT[+PORT…]", "bootstrap server of a prefill worker (families sglang, mooncake)", nil},
-	{"bootstrap_host", "HOST", "host of that server as decode workers reach it [that of the URL]", nil},
-	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one a tensor-parallel rank (family lmcache)", nil},
-	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, likewise (family lmcache)", nil},
-	{"peer_host", "HOST", "host of those ports [that of the URL] (family lmcache)", nil},
-	{"connector", "true|false", "it runs Sluice's connector (nixl/connector), so decode is lent a slot of the completion board [false] (families nixl, nixl-push)", nil},
+	{"bootstrap_host", "HOST", "host of that server as decode workers reach it [the host of the URL]", nil},
+	{"init_port", "PORT[+PORT…]", "NIXL peer-init ports of a decode worker, one per tensor-parallel rank (family lmcache)", nil},
+	{"alloc_port", "PORT[+PORT…]", "NIXL peer-alloc ports of a decode worker, one per tensor-parallel rank (family lmcache)", nil},
+	{"peer_host", "HOST", "host of init_port and alloc_port [the host of the URL] (family lmcache)", nil},
+	{"connector", "true|false", "the engine runs Sluice's connector (nixl/connector), so each decode request gets a slot of the completion board [false] (families nixl, nixl-push)", nil},
 }
 
 // number sets a count of something.
@@ -80,7 +80,7 @@ func KeyTable() string {
 	for _, k := range workerKeys {
 		fmt.Fprintf(&b, "  %-46s %s\n", k.name+"="+k.form, k.doc)
 	}
-	b.WriteString("Values of a list join with +. In a file the keys are fields of an entry of workers,\nmodel as models, label as labels, and those of a family stand under options.\n")
+	b.WriteString("Values of a list are joined with +. In a configuration file the keys are fields of an entry of workers:\nmodel is models, label is labels, and the keys of a family are under options.\n")
 	return b.String()
 }
 
