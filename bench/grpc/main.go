@@ -1,7 +1,7 @@
 // Command grpc is what the router as an engine is measured against: the same items
 // from the same engine over a plain gRPC stream, with a server that forwards to one
 // engine and chooses nothing, and the load for it. It is a module of its own, so that
-// gRPC is no dependency of the router. scripts/bench_engineapi.py builds and starts it.
+// gRPC is not a dependency of the router. scripts/bench_engineapi.py builds and starts it.
 //
 //	grpc serve --engine http://127.0.0.1:8000 [--scan]     prints its address
 //	grpc load --target 127.0.0.1:9000 --streams 200 …      prints one line of JSON

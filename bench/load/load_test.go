@@ -236,7 +236,7 @@ func TestTrace(t *testing.T) {
 		}
 		var body struct{ Prompt []uint32 }
 		if err := json.Unmarshal(j.Body, &body); err != nil {
-			t.Fatalf("body is no JSON: %v", err)
+			t.Fatalf("body is not JSON: %v", err)
 		}
 		prompts, jobs = append(prompts, body.Prompt), append(jobs, j)
 	}
@@ -310,7 +310,7 @@ func TestSameSeedSameLoad(t *testing.T) {
 			t.Fatalf("job %d differs between two runs of one seed", i)
 		}
 		if !json.Valid([]byte(a[i])) {
-			t.Fatalf("job %d is no JSON: %s", i, a[i])
+			t.Fatalf("job %d is not JSON: %s", i, a[i])
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (t *trace) next() (Job, bool) {
 		}
 		var l traceLine
 		if err := json.Unmarshal(t.lines.Bytes(), &l); err != nil {
-			t.err = fmt.Errorf("line %d is no request: %w", t.line, err)
+			t.err = fmt.Errorf("line %d is not a request: %w", t.line, err)
 			return t.next()
 		}
 		if l.InputLength < 1 || l.InputLength > maxTraceInput || l.OutputLength < 0 {

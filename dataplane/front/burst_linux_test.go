@@ -52,7 +52,7 @@ func TestBurstDuringDecoding(t *testing.T) {
 					}
 					_, _ = io.Copy(io.Discard, resp.Body)
 					if resp.StatusCode != http.StatusBadRequest {
-						t.Errorf("a body that is no JSON is answered with %d", resp.StatusCode)
+						t.Errorf("a body that is not JSON is answered with %d", resp.StatusCode)
 					}
 					answered.Add(1)
 					if resp.Close {

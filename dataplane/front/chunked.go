@@ -84,7 +84,7 @@ var (
 	errBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
 	errFraming      = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
 		"8 bytes for each and the body itself")
-	errTrailers = errors.New("its trailers are no well-formed header lines: " +
+	errTrailers = errors.New("its trailers are not well-formed header lines: " +
 		"each must be a name, a colon and a value without control characters, and end with CRLF")
 )
 

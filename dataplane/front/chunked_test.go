@@ -51,7 +51,7 @@ func TestChunkedReader(t *testing.T) {
 			"or a semicolon and an extension, right behind them, got "
 		crlf  = "a chunk's size must end with CRLF, got "
 		ext   = "a chunk's extension must not hold control characters and must end with CRLF, got "
-		lines = "its trailers are no well-formed header lines: "
+		lines = "its trailers are not well-formed header lines: "
 		eof   = "unexpected EOF"
 	)
 	long := strings.Repeat("a", chunkLimit)

@@ -41,7 +41,7 @@ func parseErrorText(h *fasthttp.RequestHeader, err error) string {
 			return badURL
 		}
 	}
-	return "the request head is no well-formed HTTP/1.1"
+	return "the request head is not well-formed HTTP/1.1"
 }
 
 // badURL is the message for a request that only fasthttp refuses, because it parses a URL from

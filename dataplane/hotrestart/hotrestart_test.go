@@ -265,7 +265,7 @@ func TestInheritRejects(t *testing.T) {
 		{"2", "client:clinet", "client"},
 		{"1", "client", "no socket"},
 	} {
-		// Descriptors that these tests' process has at 3 and 4 are no listeners.
+		// Descriptors that these tests' process has at 3 and 4 are not listeners.
 		_, err := fromSystemd(k.count, k.names, nil, []string{"client", "admin"})
 		if err == nil {
 			t.Errorf("%q sockets named %q were taken", k.count, k.names)

@@ -122,7 +122,7 @@ GLOBL myriads<>(SB), RODATA|NOPTR, $8
 	VMOVHPS -8(SI)(DX*1), X, X
 
 // FOURS makes of each eight bytes in Y, the last digit of a number in the highest, two numbers
-// of four digits each. Turned round, the first byte that is no digit is the lowest such one,
+// of four digits each. Turned round, the first byte that is not a digit is the lowest such one,
 // and what is less than its bit is kept.
 #define FOURS(Y) \
 	VPSHUFB    Y10, Y, Y; \

@@ -82,7 +82,7 @@ marked: // BX: what is marked of the block at AX, not 0
 	ADDL $2, CX
 	CMPL CX, $32
 	JGE  over
-	SHRL CX, BX // what lies before the end of the escape is no mark
+	SHRL CX, BX // what lies before the end of the escape is not special
 	SHLL CX, BX
 	TESTL BX, BX
 	JNZ  marked

@@ -16,7 +16,7 @@ func connect(t *testing.T, at netip.AddrPort) (fd int, a Address, errno syscall.
 	t.Helper()
 	a, ok := NewAddress(at)
 	if !ok {
-		t.Fatalf("%v is no address", at)
+		t.Fatalf("%v is not an address", at)
 	}
 	fd, err := a.Socket()
 	if err != nil {

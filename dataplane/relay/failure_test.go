@@ -423,7 +423,7 @@ func TestEngineError(t *testing.T) {
 	}
 }
 
-// No event is put into what is no event stream.
+// No event is put into what is not an event stream.
 func TestEngineDiesInJSON(t *testing.T) {
 	for _, head := range []string{"Content-Type: application/json\r\n", "", "Content-Type: text/event-streams\r\n"} {
 		for _, sent := range []string{"", chunksOf("{\"a\":\n\n")} {

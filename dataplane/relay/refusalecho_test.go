@@ -174,7 +174,7 @@ func TestLongErrorEvents(t *testing.T) {
 }
 
 // TestLongEventsKeepWords: what a model says about handles, in an event that is too long to be held,
-// passes unchanged. It is no error.
+// passes unchanged. It is not an error.
 func TestLongEventsKeepWords(t *testing.T) {
 	filler := strings.Repeat("word ", maxBufferedEvent)
 	for _, event := range []string{

@@ -121,15 +121,15 @@ func TestScanEvents(t *testing.T) {
 		body     string
 		want     scanResult
 	}{
-		{"role only is no token", sse.OpenAI, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"null content is no token", sse.OpenAI, `data: {"choices":[{"delta":{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"empty tool_calls is no token", sse.OpenAI, `data: {"choices":[{"delta":{"tool_calls":[ ]}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"role only is not a token", sse.OpenAI, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"null content is not a token", sse.OpenAI, `data: {"choices":[{"delta":{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"empty tool_calls is not a token", sse.OpenAI, `data: {"choices":[{"delta":{"tool_calls":[ ]}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
 		{"content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
 		{"reasoning", sse.OpenAI, `data: {"choices":[{"delta":{"reasoning":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
 		{"reasoning_content", sse.OpenAI, `data: {"choices":[{"delta":{"reasoning_content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
 		{"tool call", sse.OpenAI, `data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
 		{"second choice has the token", sse.OpenAI, `data: {"choices":[{"delta":{"content":""}},{"delta":{"content":"y"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"prompt ids are no token", sse.OpenAI, `data: {"choices":[{"text":"","prompt_token_ids":[1,2],"token_ids":[]}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"prompt ids are not a token", sse.OpenAI, `data: {"choices":[{"text":"","prompt_token_ids":[1,2],"token_ids":[]}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
 		{"token ids", sse.OpenAI, `data: {"choices":[{"token_ids":[7]}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
 		{"no space after the colon, spaces in JSON", sse.OpenAI, `data:{ "choices" : [ { "finish_reason" : "stop" } ] , "usage" : { "prompt_tokens" : 3 , "completion_tokens" : 4 , "prompt_tokens_details" : { "cached_tokens" : 2 } } }` + "\n\n", scanResult{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
 		{"finish reason inside content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"\"finish_reason\":\"stop\",\\"},"finish_reason":null}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},

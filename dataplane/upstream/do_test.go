@@ -236,7 +236,7 @@ func TestEarlyRefusal(t *testing.T) {
 }
 
 // An engine that refuses early and then neither reads nor closes is heard just as well, and
-// what it says before, of a request that it goes on to read, is no refusal.
+// what it says before, of a request that it goes on to read, is not a refusal.
 func TestEarlyRefusalThatReadsNoMore(t *testing.T) {
 	noLeaks(t)
 	const body = 32 << 20 // more than the sockets hold

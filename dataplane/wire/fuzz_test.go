@@ -90,7 +90,7 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 	for out := link.out; len(out) > 0; {
 		h, ok := readHeader(out)
 		if !ok || len(out) < headerSize+h.size || h.kind == 0 || h.kind > Fail {
-			t.Fatalf("an answer that is no frame: %x", out)
+			t.Fatalf("an answer that is not a frame: %x", out)
 		}
 		out = out[headerSize+h.size:]
 	}

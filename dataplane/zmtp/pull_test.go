@@ -183,7 +183,7 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	writeMessage(t, stuck, handshakeBytes(), short(0, "m"), short(0, "rest")[:3])
 	wantClosed(t, stuck)
 	testwait.Until(t, "one is counted", func() bool { return q.Stats().PeerErrors == 1 && q.Stats().Conns == 1 })
-	writeMessage(t, idle, short(0, "later")) // silence between frames is no fault
+	writeMessage(t, idle, short(0, "later")) // silence between frames is not a fault
 	testwait.Until(t, "the idle one is heard", func() bool { return got.String() == "m,later" })
 }
 

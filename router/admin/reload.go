@@ -21,7 +21,7 @@ func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	if v := r.URL.Query().Get("dry_run"); v != "" {
 		var err error
 		if dry, err = strconv.ParseBool(v); err != nil {
-			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("dry_run=%q is no boolean; want true or false", v))
+			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("dry_run=%q is not a boolean; want true or false", v))
 			return
 		}
 	}

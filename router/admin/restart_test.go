@@ -11,8 +11,8 @@ func TestRestart(t *testing.T) {
 	if pid, err := f.client.Restart(t.Context()); err != nil || pid != 4711 {
 		t.Errorf("process %d, %v", pid, err)
 	}
-	f.restartFails = errors.New("listen: 0.0.0.0:x is no address")
-	if _, err := f.client.Restart(t.Context()); err == nil || !strings.Contains(err.Error(), "is no address") {
+	f.restartFails = errors.New("listen: 0.0.0.0:x is not an address")
+	if _, err := f.client.Restart(t.Context()); err == nil || !strings.Contains(err.Error(), "is not an address") {
 		t.Errorf("a restart that failed: %v", err)
 	}
 }

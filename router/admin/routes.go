@@ -107,7 +107,7 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 	if v := r.URL.Query().Get("on"); v != "" {
 		var err error
 		if on, err = strconv.ParseBool(v); err != nil {
-			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("on=%q is no boolean; want true or false", v))
+			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("on=%q is not a boolean; want true or false", v))
 			return
 		}
 	}

@@ -158,7 +158,7 @@ type report func(path, format string, args ...any)
 
 func (c *Config) checkListeners(bad report) {
 	if err := checkAddr(c.Listen); err != nil {
-		bad("listen", "%s: %v; want HOST:PORT, as 127.0.0.1:8080 or :8080", quoted(c.Listen), err)
+		bad("listen", "%s: %v; want HOST:PORT, such as 127.0.0.1:8080 or :8080", quoted(c.Listen), err)
 	}
 	admin := c.Admin.Listen
 	if admin == "off" {
@@ -168,7 +168,7 @@ func (c *Config) checkListeners(bad report) {
 		bad("admin.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces, or none for a random one", len(t), minToken)
 	}
 	if err := checkAddr(admin); err != nil {
-		bad("admin.listen", `%s: %v; want HOST:PORT on a loopback address, as 127.0.0.1:9901, or "off"`, quoted(admin), err)
+		bad("admin.listen", `%s: %v; want HOST:PORT on a loopback address, such as 127.0.0.1:9901, or "off"`, quoted(admin), err)
 		return
 	}
 	host, port, _ := net.SplitHostPort(admin)
@@ -193,7 +193,7 @@ func checkAddr(addr string) error {
 		return fmt.Errorf("port %s is not from 0 to 65535", quoted(port))
 	}
 	if strings.ContainsAny(host, " /@") {
-		return fmt.Errorf("%s is no host", quoted(host))
+		return fmt.Errorf("%s is not a host", quoted(host))
 	}
 	return nil
 }
@@ -245,7 +245,7 @@ func (c *Config) checkWorkers(bad report) {
 		path := fmt.Sprintf("workers[%d]", i)
 		if w.ID != "" {
 			if !idForm.MatchString(w.ID) {
-				bad(path+".id", "%s is no id; want at most 128 letters, digits or any of . _ : @ -", quoted(w.ID))
+				bad(path+".id", "%s is not an id; want at most 128 letters, digits or any of . _ : @ -", quoted(w.ID))
 			} else if first, twice := ids[w.ID]; twice {
 				bad(path+".id", "%s is the id of workers[%d] already; want another", quoted(w.ID), first)
 			}
@@ -396,12 +396,12 @@ func checkNames(bad report, path string, w *Worker) {
 	}
 	for j, m := range w.Models {
 		if m == "" || len(m) > 512 || !worker.Printable(m) {
-			bad(fmt.Sprintf("%s.models[%d]", path, j), "%s is no model's name; want 1 to 512 bytes of printable text without control, direction and zero-width characters", quoted(m))
+			bad(fmt.Sprintf("%s.models[%d]", path, j), "%s is not a model name; want 1 to 512 bytes of printable text without control, direction and zero-width characters", quoted(m))
 		}
 	}
 	for j, l := range w.Labels {
 		if l == "" || len(l) > 128 || !worker.Printable(l) || strings.ContainsAny(l, " ,") {
-			bad(fmt.Sprintf("%s.labels[%d]", path, j), "%s is no label; want 1 to 128 bytes of printable text without spaces and commas", quoted(l))
+			bad(fmt.Sprintf("%s.labels[%d]", path, j), "%s is not a label; want 1 to 128 bytes of printable text without spaces and commas", quoted(l))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(w.Options)) {
@@ -412,7 +412,7 @@ func checkNames(bad report, path string, w *Worker) {
 		}
 		for _, v := range w.Options[key] {
 			if n, err := strconv.ParseUint(v, 10, 16); strings.HasSuffix(key, "_port") && (err != nil || n == 0) {
-				bad(at, "%s is no port; want 1 to 65535", quoted(v))
+				bad(at, "%s is not a port; want 1 to 65535", quoted(v))
 			}
 			if v == "" {
 				bad(at, "is empty; want a value")

@@ -210,7 +210,7 @@ func TestOverrideErrors(t *testing.T) {
 		env, args []string
 		want      string
 	}{
-		{"env value", []string{"SLUICE_TIMEOUTS_PREFILL=soon"}, nil, `SLUICE_TIMEOUTS_PREFILL: timeouts.prefill: "soon" is no duration; want a number with a unit, as 500ms, 5s or 2m, 1ms or more`},
+		{"env value", []string{"SLUICE_TIMEOUTS_PREFILL=soon"}, nil, `SLUICE_TIMEOUTS_PREFILL: timeouts.prefill: "soon" is not a duration; want a number with a unit, such as 500ms, 5s or 2m, 1ms or more`},
 		{"env name", []string{"SLUICE_TIMEOUTS_PREFIL=1s"}, nil, `SLUICE_TIMEOUTS_PREFIL: no such variable (did you mean "SLUICE_TIMEOUTS_PREFILL"?); known: SLUICE_TIMEOUTS_BODY, `},
 		{"env worker", []string{"SLUICE_ENGINE=h:1"}, nil, `SLUICE_ENGINE: "h:1" does not begin with a URL; want http://HOST:PORT[,key=value…]`},
 		{"flag value", nil, []string{"--log-level", "loud"}, `--log-level: log.level: "loud" is not known; want debug, info, warn, error`},
@@ -223,10 +223,10 @@ func TestOverrideErrors(t *testing.T) {
 		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},
 		{"key without value", nil, []string{"--engine", "http://h:1,id"}, `--engine: key id has no value; want id=NAME`},
 		{"key twice", nil, []string{"--engine", "http://h:1,id=a,id=b"}, `--engine: key id is given twice`},
-		{"ranks", nil, []string{"--engine", "http://h:1,ranks=0+x"}, `--engine: key ranks: "x" is no rank from 0 to 65535; want ranks=COUNT or R+R…`},
-		{"no ranks", nil, []string{"--engine", "http://h:1,ranks=0"}, `"0" is no count of ranks from 1 to 4096`},
-		{"block size", nil, []string{"--engine", "http://h:1,block_size=x"}, `--engine: key block_size: "x" is no number of tokens`},
-		{"port", nil, []string{"--decode", "http://h:1,init_port=1+99999"}, `--decode: workers[0].options.init_port: "99999" is no port; want 1 to 65535`},
+		{"ranks", nil, []string{"--engine", "http://h:1,ranks=0+x"}, `--engine: key ranks: "x" is not a rank from 0 to 65535; want ranks=COUNT or R+R…`},
+		{"no ranks", nil, []string{"--engine", "http://h:1,ranks=0"}, `"0" is not a count of ranks from 1 to 4096`},
+		{"block size", nil, []string{"--engine", "http://h:1,block_size=x"}, `--engine: key block_size: "x" is not a number of tokens`},
+		{"port", nil, []string{"--decode", "http://h:1,init_port=1+99999"}, `--decode: workers[0].options.init_port: "99999" is not a port; want 1 to 65535`},
 		{"start rank", nil, []string{"--engine", "http://h:1,start_rank=99999"}, `--engine: workers[0].start_rank: 99999; want from 0 to 65535`},
 		{"flag over env", []string{"SLUICE_LISTEN=127.0.0.1:1"}, []string{"--listen=x"}, `--listen: listen: "x": not an address with a port`},
 	} {

@@ -41,7 +41,7 @@ func (c *Config) checkEngineAPI(bad report) {
 		return
 	}
 	if err := checkAddr(r.Listen); err != nil {
-		bad("engine_api.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8082, or "off"`, quoted(r.Listen), err)
+		bad("engine_api.listen", `%s: %v; want HOST:PORT, such as 10.0.0.1:8082, or "off"`, quoted(r.Listen), err)
 		return
 	}
 	host, port, _ := net.SplitHostPort(r.Listen)
@@ -49,7 +49,7 @@ func (c *Config) checkEngineAPI(bad report) {
 		bad("engine_api.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
 	}
 	if ip, err := netip.ParseAddr(host); r.Token == "" && host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		bad("engine_api.token", "is not given, and %s is no loopback address, so that anyone could use the engines past every gateway; want $SLUICE_ENGINE_API_TOKEN", quoted(r.Listen))
+		bad("engine_api.token", "is not given, and %s is not a loopback address, so that anyone could use the engines past every gateway; want $SLUICE_ENGINE_API_TOKEN", quoted(r.Listen))
 	}
 }
 

@@ -13,9 +13,9 @@ func (c *Config) checkKeys(bad report) {
 	for i := range c.APIKeys {
 		k, path := &c.APIKeys[i], fmt.Sprintf("api_keys[%d]", i)
 		if k.Name == "" {
-			bad(path+".name", "it is missing; want a word for logs and metrics, as team-a")
+			bad(path+".name", "it is missing; want a word for logs and metrics, such as team-a")
 		} else if !worker.Printable(k.Name) {
-			bad(path+".name", "%s is no name for logs and metrics; want printable text without control, direction and zero-width characters", quoted(k.Name))
+			bad(path+".name", "%s is not a name for logs and metrics; want printable text without control, direction and zero-width characters", quoted(k.Name))
 		} else if first, twice := names[k.Name]; twice {
 			bad(path+".name", "%s is that of api_keys[%d] too; want a name for each", quoted(k.Name), first)
 		}

@@ -61,7 +61,7 @@ func (c *Config) checkLMCache(bad report) {
 	}{{"lmcache.peer_init_port", c.LMCache.InitPort}, {"lmcache.peer_alloc_port", c.LMCache.AllocPort}} {
 		for _, v := range list.ports {
 			if n, err := strconv.ParseUint(v, 10, 16); err != nil || n == 0 {
-				bad(list.path, "%s is no port; want 1 to 65535", quoted(v))
+				bad(list.path, "%s is not a port; want 1 to 65535", quoted(v))
 			}
 		}
 	}
@@ -70,7 +70,7 @@ func (c *Config) checkLMCache(bad report) {
 		return
 	}
 	if err := checkAddr(net.JoinHostPort(c.LMCache.ProxyHost, strconv.Itoa(c.LMCache.ProxyPort))); err != nil || c.LMCache.ProxyHost == "" {
-		bad("lmcache.proxy_host", "%s is no host; want an address of this machine, as 10.0.0.1 or 0.0.0.0", quoted(c.LMCache.ProxyHost))
+		bad("lmcache.proxy_host", "%s is not a host; want an address of this machine, such as 10.0.0.1 or 0.0.0.0", quoted(c.LMCache.ProxyHost))
 	}
 	for i := range c.Workers {
 		w := &c.Workers[i]
@@ -80,7 +80,7 @@ func (c *Config) checkLMCache(bad report) {
 		path, o := fmt.Sprintf("workers[%d].options", i), c.withPeer(w)
 		init, alloc := len(o["init_port"]), len(o["alloc_port"])
 		if init == 0 || init != alloc {
-			bad(path, "family lmcache writes to %s at %d init ports and %d alloc ports; want one of each for a tensor-parallel rank, as init_port=7300,alloc_port=7400 or by --nixl-peer-init-port and --nixl-peer-alloc-port",
+			bad(path, "family lmcache writes to %s at %d init ports and %d alloc ports; want one of each for a tensor-parallel rank, such as init_port=7300,alloc_port=7400 or by --nixl-peer-init-port and --nixl-peer-alloc-port",
 				quoted(w.URL), init, alloc)
 		}
 	}

@@ -318,7 +318,7 @@ func (f *Flags) set(fs *flag.FlagSet, usage string) {
 	fs.Func("set", usage, func(s string) error {
 		path, value, found := strings.Cut(s, "=")
 		if !found {
-			return fmt.Errorf("want PATH=VALUE, as health.unhealthy_threshold=3")
+			return fmt.Errorf("want PATH=VALUE, such as health.unhealthy_threshold=3")
 		}
 		f.sets = append(f.sets, setting{"--set", path, value})
 		return nil

@@ -62,7 +62,7 @@ func (c *Config) checkCORS(bad report) {
 			if w == "" || strings.ContainsFunc(w, func(r rune) bool {
 				return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
 			}) {
-				bad(fmt.Sprintf("cors.%s[%d]", field, i), "%s is no name; want a word as POST or X-Request-Id", quoted(w))
+				bad(fmt.Sprintf("cors.%s[%d]", field, i), "%s is not a name; want a word such as POST or X-Request-Id", quoted(w))
 			}
 		}
 	}

@@ -163,7 +163,7 @@ func TestRestartOnlyFieldsHaveReasons(t *testing.T) {
 	for _, f := range restartOnly {
 		for _, p := range f.paths {
 			if !slices.ContainsFunc(paths, func(path string) bool { return (path == p || strings.HasPrefix(path, p+".")) && !Reloadable(path) }) {
-				t.Errorf("%q is no field that needs a new process", p)
+				t.Errorf("%q is not a field that needs a new process", p)
 			}
 		}
 	}
@@ -184,7 +184,7 @@ func TestReloadablePathsAreFields(t *testing.T) {
 			found = found || p == l || strings.HasPrefix(p, l+".")
 		}
 		if !found {
-			t.Errorf("%q is no field", l)
+			t.Errorf("%q is not a field", l)
 		}
 	}
 }

@@ -86,7 +86,7 @@ func TestRenamedFields(t *testing.T) {
 		}
 		want, err := file(yamlOf(r.New, value))
 		if err != nil || sameValues(want, Default()) || len(want.inputWarnings) > 0 {
-			t.Fatalf("%s: %v %q; want a value that is no default, without warnings", r.New, err, want.inputWarnings)
+			t.Fatalf("%s: %v %q; want a value other than the default, without warnings", r.New, err, want.inputWarnings)
 		}
 		got, err := file(yamlOf(r.Old, value))
 		if err != nil || !sameValues(got, want) {

@@ -65,7 +65,7 @@ func CheckWorker(w Worker) error {
 		value int64
 	}{{"max_requests", w.MaxRequests}, {"rank_requests", w.RankRequests}, {"rank_tokens", w.RankTokens}} {
 		if bound.value < 0 {
-			return fmt.Errorf("%s: %d; want 0, which is no bound, or more", bound.field, bound.value)
+			return fmt.Errorf("%s: %d; want 0 (no limit) or more", bound.field, bound.value)
 		}
 	}
 	c.Workers = []Worker{w}

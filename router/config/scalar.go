@@ -38,13 +38,13 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 		}
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			return fmt.Errorf("%s is no duration; want %s", shown, rangeText("a number with a unit, as 500ms, 5s or 2m", tag))
+			return fmt.Errorf("%s is not a duration; want %s", shown, rangeText("a number with a unit, such as 500ms, 5s or 2m", tag))
 		}
 		return checkRange(d, tag, shown, func(s string) time.Duration { return mustParse(time.ParseDuration(s)) }, func() { v.SetInt(int64(d)) })
 	case tag.Get("unit") == "bytes":
 		n, err := parseBytes(text)
 		if err != nil {
-			return fmt.Errorf("%s is no size; want %s", shown, rangeText("a number of bytes, or one with a unit, as 32MiB or 1GiB", tag))
+			return fmt.Errorf("%s is not a size; want %s", shown, rangeText("a number of bytes, or one with a unit, such as 32MiB or 1GiB", tag))
 		}
 		return checkRange(n, tag, shown, func(s string) int64 { return mustParse(parseBytes(s)) }, func() { v.SetInt(n) })
 	}
@@ -70,7 +70,7 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 			if v.Kind() == reflect.Uint16 {
 				what += " from 0 to 65535"
 			}
-			return fmt.Errorf("%s is no number; want %s", shown, rangeText(what, tag))
+			return fmt.Errorf("%s is not a number; want %s", shown, rangeText(what, tag))
 		}
 		return checkRange(n, tag, shown, func(s string) int64 { return mustParse(strconv.ParseInt(s, 10, 64)) }, func() {
 			if v.CanInt() {
@@ -82,7 +82,7 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 	case reflect.Float64:
 		x, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-			return fmt.Errorf("%s is no finite number; want %s", shown, rangeText("a number", tag))
+			return fmt.Errorf("%s is not a finite number; want %s", shown, rangeText("a number", tag))
 		}
 		return checkRange(x, tag, shown, func(s string) float64 { return mustParse(strconv.ParseFloat(s, 64)) }, func() { v.SetFloat(x) })
 	default:

@@ -150,7 +150,7 @@ func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	case err != nil:
 		return worker.Spec{}, fmt.Errorf("--prefill-options: %w", err)
 	case w.ID != "" || len(w.Ranks) > 0 || len(w.RankURLs) > 0 || len(w.KVEvents) > 0:
-		return worker.Spec{}, fmt.Errorf("--prefill-options %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, as bootstrap_port=8998", quoted(f.Keys))
+		return worker.Spec{}, fmt.Errorf("--prefill-options %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, such as bootstrap_port=8998", quoted(f.Keys))
 	}
 	w.Models = f.engine(c).Models
 	return w.Spec("header"), nil
@@ -173,7 +173,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 		for i, word := range words {
 			word = strings.TrimSpace(word)
 			if _, _, err := net.SplitHostPort(word); err != nil {
-				return nil, fmt.Errorf("--rank-addresses: %s is no HOST:PORT", quoted(word))
+				return nil, fmt.Errorf("--rank-addresses: %s is not HOST:PORT", quoted(word))
 			}
 			at[word] = ranks[i]
 		}
@@ -181,7 +181,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 	}
 	listenHost, listenPort, err := net.SplitHostPort(c.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %s is no HOST:PORT", quoted(c.Listen))
+		return nil, fmt.Errorf("listen: %s is not HOST:PORT", quoted(c.Listen))
 	}
 	urls := w.RankURLs
 	if len(urls) != len(ranks) {

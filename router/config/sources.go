@@ -53,7 +53,7 @@ func (c *Config) checkDiscovery(bad report) {
 	for i := range c.Discovery.DNS {
 		d, path := &c.Discovery.DNS[i], fmt.Sprintf("discovery.dns[%d]", i)
 		if len(d.Name) > 253 || !dnsName.MatchString(d.Name) {
-			bad(path+".name", "%s is no name of a host or service; want one as prefill.engines.example or _http._tcp.prefill.engines.example", quoted(d.Name))
+			bad(path+".name", "%s is not the name of a host or service; want one such as prefill.engines.example or _http._tcp.prefill.engines.example", quoted(d.Name))
 		}
 		if d.Type == "a" && d.Port == 0 {
 			bad(path+".port", "is missing, and addresses have none; want that of the engines, or type srv")
@@ -63,7 +63,7 @@ func (c *Config) checkDiscovery(bad report) {
 		}
 		if d.Server != "" {
 			if err := checkAddr(d.Server); err != nil {
-				bad(path+".server", "%s: %v; want HOST:PORT, as 10.0.0.2:53", quoted(d.Server), err)
+				bad(path+".server", "%s: %v; want HOST:PORT, such as 10.0.0.2:53", quoted(d.Server), err)
 			}
 		}
 		if d.MinInterval > d.MaxInterval {
@@ -110,7 +110,7 @@ func (c *Config) checkRegister(bad report) {
 		return
 	}
 	if err := checkAddr(r.Listen); err != nil {
-		bad("registration.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8081, or "off"`, quoted(r.Listen), err)
+		bad("registration.listen", `%s: %v; want HOST:PORT, such as 10.0.0.1:8081, or "off"`, quoted(r.Listen), err)
 		return
 	}
 	if _, port, _ := net.SplitHostPort(r.Listen); port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen) {
@@ -161,7 +161,7 @@ func Prefixes(networks []string) (out []netip.Prefix) {
 func checkNetworks(bad report, path string, networks []string) {
 	for i, n := range networks {
 		if _, err := netip.ParsePrefix(n); err != nil {
-			bad(fmt.Sprintf("%s[%d]", path, i), "%s is no network; want a CIDR, as 10.0.0.0/16 or fd00::/8", quoted(n))
+			bad(fmt.Sprintf("%s[%d]", path, i), "%s is not a network; want a CIDR, such as 10.0.0.0/16 or fd00::/8", quoted(n))
 		}
 	}
 }

@@ -85,10 +85,10 @@ func (c *Config) describeTransfers(line func(string, ...any)) {
 // openSockets warns of ZMQ sockets that any host of any network may push to.
 func (c *Config) openSockets() (out []string) {
 	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
-		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, accepts reports of transfers from any host that reaches it, because registration.networks is empty; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
+		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, accepts reports of transfers from any host that reaches it, because registration.networks is empty; set transfers.zmq_networks to the engines' CIDRs, such as 10.0.0.0/16", quoted(t.ZMQListen)))
 	}
 	if l := &c.LMCache; c.UsesFamily("lmcache") && len(l.Networks) == 0 && !onLoopback(l.NotifyEndpoint()) {
-		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, accepts LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, as 10.0.0.0/16", quoted(l.ProxyHost)))
+		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, accepts LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, such as 10.0.0.0/16", quoted(l.ProxyHost)))
 	}
 	return out
 }
@@ -109,7 +109,7 @@ func (c *Config) checkTransfers(bad report) {
 		rest, ok := strings.CutPrefix(addr, "tcp://")
 		host, port, err := net.SplitHostPort(rest)
 		if !ok || err != nil || host == "" || port == "" || strings.Trim(port, "0123456789") != "" && port != "*" {
-			bad("transfers.zmq_listen", "%s; want tcp://HOST:PORT, HOST an address of this machine, as tcp://10.0.0.1:8091", quoted(addr))
+			bad("transfers.zmq_listen", "%s; want tcp://HOST:PORT, HOST an address of this machine, such as tcp://10.0.0.1:8091", quoted(addr))
 		}
 		if t.ZMQ == "off" {
 			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
@@ -124,7 +124,7 @@ func (c *Config) checkTransfers(bad report) {
 	}
 	for i, d := range t.UCXDevices {
 		if d == "" || strings.ContainsAny(d, ", \t") {
-			bad("transfers.ucx_devices["+strconv.Itoa(i)+"]", "%s; want the name of a network device, as eth0", quoted(d))
+			bad("transfers.ucx_devices["+strconv.Itoa(i)+"]", "%s; want the name of a network device, such as eth0", quoted(d))
 		}
 	}
 	if r := t.UCXPorts; r != "" {
@@ -132,7 +132,7 @@ func (c *Config) checkTransfers(bad report) {
 		a, errA := strconv.ParseUint(from, 10, 16)
 		b, errB := strconv.ParseUint(to, 10, 16)
 		if errA != nil || errB != nil || a == 0 || a > b {
-			bad("transfers.ucx_ports", "%s; want FROM-TO, as 8095-8099", quoted(r))
+			bad("transfers.ucx_ports", "%s; want FROM-TO, such as 8095-8099", quoted(r))
 		}
 	}
 	if c.UsesSideChannel() && t.NIXL == "off" {

@@ -80,7 +80,7 @@ func TestOpenSocketsWarn(t *testing.T) {
 		}
 	}
 	_, err := Parse("t.yaml", []byte("transfers: {zmq_networks: [10.0.0.1]}\nlmcache: {networks: [here]}"))
-	for _, want := range []string{`transfers.zmq_networks[0]: "10.0.0.1" is no network; want a CIDR`, `lmcache.networks[0]: "here" is no network`} {
+	for _, want := range []string{`transfers.zmq_networks[0]: "10.0.0.1" is not a network; want a CIDR`, `lmcache.networks[0]: "here" is not a network`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}

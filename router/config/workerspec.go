@@ -46,7 +46,7 @@ func number[N int | int64](of string, field func(*Worker) *N) func(*Worker, []st
 	return func(w *Worker, v []string) error {
 		n, err := strconv.ParseInt(v[0], 10, 31)
 		if err != nil || len(v) > 1 || n < 0 {
-			return fmt.Errorf("%s is no number of %s", quoted(strings.Join(v, "+")), of)
+			return fmt.Errorf("%s is not a number of %s", quoted(strings.Join(v, "+")), of)
 		}
 		*field(w) = N(n)
 		return nil
@@ -133,7 +133,7 @@ func parseRanks(text string) ([]uint16, error) {
 	if !isList && !strings.Contains(text, "+") {
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || n == 0 || n > worker.MaxSlots {
-			return nil, fmt.Errorf("%s is no count of ranks from 1 to %d", quoted(text), worker.MaxSlots)
+			return nil, fmt.Errorf("%s is not a count of ranks from 1 to %d", quoted(text), worker.MaxSlots)
 		}
 		ranks := make([]uint16, n)
 		for i := range ranks {
@@ -145,7 +145,7 @@ func parseRanks(text string) ([]uint16, error) {
 	for r := range strings.SplitSeq(list, "+") {
 		n, err := strconv.ParseUint(r, 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("%s is no rank from 0 to 65535", quoted(r))
+			return nil, fmt.Errorf("%s is not a rank from 0 to 65535", quoted(r))
 		}
 		ranks = append(ranks, uint16(n))
 	}

@@ -80,7 +80,7 @@ type decoder struct {
 	warned   map[string]bool
 }
 
-// parse gives the root node; nil for an empty file or one that is no YAML.
+// parse gives the root node; nil for an empty file or one that is not YAML.
 func (d *decoder) parse(text []byte) (root ast.Node) {
 	top := origin{file: d.file, line: 1, col: 1}
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // YAML 1.2, 5.2: a byte order mark may come first
@@ -102,7 +102,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 	defer func() {
 		// The parser is not ours, and files are anyone's.
 		if p := recover(); p != nil {
-			d.errs.add(top, "", "the file is no YAML: %v", p)
+			d.errs.add(top, "", "the file is not YAML: %v", p)
 			root = nil
 		}
 	}()
@@ -116,7 +116,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 				at.line, at.col = max(t.Position.Line, 1), max(t.Position.Column, 1)
 			}
 		}
-		d.errs.add(at, "", "the file is no YAML: %s", msg)
+		d.errs.add(at, "", "the file is not YAML: %s", msg)
 		return nil
 	}
 	d.anchors = map[string]ast.Node{}
@@ -409,9 +409,9 @@ func kindOf(n ast.Node) string {
 func example(v reflect.Value, tag reflect.StructTag) string {
 	switch {
 	case v.Type() == durationType:
-		return "a duration, as 5s"
+		return "a duration, such as 5s"
 	case tag.Get("unit") == "bytes":
-		return "a size, as 32MiB"
+		return "a size, such as 32MiB"
 	case tag.Get("oneof") != "":
 		return strings.Join(strings.Fields(tag.Get("oneof")), ", ")
 	case v.Kind() == reflect.Bool:

@@ -113,7 +113,7 @@ func ReadFile(path string) ([]byte, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, errors.New("it is no regular file")
+		return nil, errors.New("it is not a regular file")
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, which becomes base64")
+var errNoUTF8 = errors.New("the string is not UTF-8; want UTF-8, or the binary type, which becomes base64")
 
 // maxNesting is the maximum nesting of a request's arrays and maps.
 const maxNesting = 60

@@ -61,8 +61,8 @@ func TestMsgpackAsJSON(t *testing.T) {
 		{in: one("a", msgp.AppendFloat64(nil, 1e30)), want: `{"a":1e+30}`},
 		{in: one("a", str("ü\n")), want: `{"a":"ü\n"}`},
 		{in: one("a", msgp.AppendBytes(nil, []byte{1, 2})), want: `{"a":"AQI="}`},
-		{in: one("a", one("b", str("\xff"))), bad: `"a": "b": a string that is no UTF-8`},
-		{in: one("\xff", str("a")), bad: "key: a string that is no UTF-8"},
+		{in: one("a", one("b", str("\xff"))), bad: `"a": "b": the string is not UTF-8`},
+		{in: one("\xff", str("a")), bad: "key: the string is not UTF-8"},
 		{in: one("a", msgp.AppendFloat64(nil, math.Inf(1))), bad: `"a": the number +Inf`},
 		{in: one(strings.Repeat("é", 90), []byte{0xc1}), bad: "éé…"},
 	} {

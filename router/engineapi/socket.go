@@ -169,7 +169,7 @@ func (e *Engine) run(c *call) {
 		c.refuse(front.BadField, "", fmt.Sprintf("the request is followed by %d bytes; want one msgpack value", len(rest)))
 		return
 	case made.dst[0] != '{':
-		c.refuse(front.BadField, "", "the request is no map")
+		c.refuse(front.BadField, "", "the request is not a map")
 		return
 	}
 	c.s.ReleasePayload()

@@ -188,7 +188,7 @@ func TestRestartLeavesAndJoins(t *testing.T) {
 		t.Error("the rank is another after a restart; the reservations on it would be lost")
 	}
 	testwait.Until(t, "second restart", func() bool { return strings.Count(l.String(), "leave:d join:d") == 2 })
-	// The clock of a second server process behind one address is no restart.
+	// The clock of a second server process behind one address is not a restart.
 	e.setIncarnation(2500)
 	scrapes := e.count("/metrics")
 	testwait.Until(t, "more scrapes", func() bool { return e.count("/metrics") > scrapes+3 })

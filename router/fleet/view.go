@@ -40,7 +40,7 @@ type Pool struct {
 	tripped [3][]*worker.Rank // by role: the ranks with an open breaker; used while the View is created
 }
 
-// AllModelsKnown reports whether a name that no pool has is no model of this fleet: there are
+// AllModelsKnown reports whether a name that no pool has is not a model of this fleet: there are
 // workers, and the models of each are known.
 func (v *View) AllModelsKnown() bool { return v.WithoutModels == 0 && len(v.Workers) > 0 }
 

@@ -111,7 +111,7 @@ func TestApproxMatchesModel(t *testing.T) {
 	}
 }
 
-// Hashes that come twice in a prompt are no prompt's, but whoever looks for them finds some:
+// Hashes that come twice in a prompt do not come from a prompt, but a search for them finds some:
 // nothing is held then that cannot be given back.
 func TestApproxRepeatedHashes(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))

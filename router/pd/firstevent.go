@@ -59,7 +59,7 @@ func (q *request) isResumable(resp *upstream.Response) bool {
 }
 
 // readFirstEvent waits until it is clear how a stream begins. declined reports that a trial decode
-// declined. It reads a response that is no event stream whole (holdWhole), or else only its first
+// declined. It reads a response that is not an event stream whole (holdWhole), or else only its first
 // bytes.
 func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declined bool, err error) {
 	events := isEventStream(resp)

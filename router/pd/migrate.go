@@ -293,7 +293,7 @@ func (s *streamState) endLeg(outcome string) {
 }
 
 // reportFailure reports to the fleet an engine that failed in the middle of a stream. A long
-// silence is no failure.
+// silence is not a failure.
 func (s *streamState) reportFailure(b relay.Interruption) {
 	switch {
 	case b.Event != nil:

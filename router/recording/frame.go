@@ -41,7 +41,7 @@ const (
 
 // Errors of a Reader, wrapped with the file's name and the cause.
 var (
-	ErrForeign   = errors.New("this is no recording of sluice")
+	ErrForeign   = errors.New("this is not a recording of sluice")
 	ErrVersion   = errors.New("its version is newer than this sluice")
 	ErrTruncated = errors.New("it is cut short")
 	ErrCorrupted = errors.New("it is damaged")

@@ -50,6 +50,6 @@ func TestFilesAreGroupedByRecording(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := GroupByRecording([]string{a, d}); err == nil {
-		t.Error("a file that is no recording was taken for one")
+		t.Error("a file that is not a recording was taken for one")
 	}
 }

@@ -72,7 +72,7 @@ func (r *Reader) nextFrame() (err error) {
 		return err
 	}
 	if r.first && kind != frameStart {
-		return fmt.Errorf("%w: its first frame is no start", ErrCorrupted)
+		return fmt.Errorf("%w: its first frame is not a start", ErrCorrupted)
 	}
 	r.first = false
 	if kind == frameEnd {

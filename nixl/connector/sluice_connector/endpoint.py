@@ -77,7 +77,7 @@ def parse(body: bytes) -> Endpoint:
         doc = json.loads(body)
         version = doc["version"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError("the answer is no connector document of a Sluice router") from None
+        raise ValueError("the answer is not a connector document of a Sluice router") from None
     if version != 1:
         raise ValueError(f"the router speaks version {version!r} of the connector document; this connector knows 1")
     try:

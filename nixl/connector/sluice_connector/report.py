@@ -111,7 +111,7 @@ def hand_out(params) -> Optional[Ticket]:
     try:
         given = params["sluice"]
         t = Ticket(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16), int(given.get("board", 0)))
-    except (KeyError, TypeError, ValueError, ArithmeticError):  # JSON's 1e999 is infinity here, which is no integer
+    except (KeyError, TypeError, ValueError, ArithmeticError):  # JSON's 1e999 is infinity here, which is not an integer
         return None
     if not 0 <= t.slot < 1 << 20 or any(not 0 <= n < 1 << 64 for n in t[1:]):
         return None

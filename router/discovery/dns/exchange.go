@@ -116,7 +116,7 @@ func exchange(ctx context.Context, network, server string, packet []byte, questi
 	}
 }
 
-var errOtherAnswer = errors.New("it is no answer to the question")
+var errOtherAnswer = errors.New("it is not an answer to the question")
 
 // unpack parses an answer. It returns errOtherAnswer if the answer does not match the question.
 func unpack(answer, packet []byte, question dnsmessage.Question) (*dnsmessage.Message, error) {

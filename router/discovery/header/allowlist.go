@@ -22,7 +22,7 @@ func ParseNetworks(text string) (nets []netip.Prefix, err error) {
 		}
 		n, err := netip.ParsePrefix(word)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no network; want CIDRs such as 10.0.0.0/8,fd00::/8", word)
+			return nil, fmt.Errorf("%q is not a network; want CIDRs such as 10.0.0.0/8,fd00::/8", word)
 		}
 		if n.Addr().Is4In6() {
 			return nil, fmt.Errorf("%q is an IPv4 network written as IPv6; want it as IPv4", word)
@@ -45,7 +45,7 @@ func ParsePorts(text string) (ports []Ports, err error) {
 		from, errA := strconv.ParseUint(a, 10, 16)
 		to, errB := strconv.ParseUint(b, 10, 16)
 		if errA != nil || errB != nil || from == 0 || to < from {
-			return nil, fmt.Errorf("%q is no port and no range of ports; want 8000,8100-8200", word)
+			return nil, fmt.Errorf("%q is neither a port nor a range of ports; want 8000,8100-8200", word)
 		}
 		ports = append(ports, Ports{uint16(from), uint16(to)})
 	}
@@ -58,7 +58,7 @@ func (o *Options) allowed(a netip.Addr, port uint16) string {
 	case len(o.Networks) == 0:
 		return "no network is allowed (--prefill-networks)"
 	case !networks.IsUnicastHost(a):
-		return "it is no address of one host"
+		return "it is not an address of one host"
 	case !networks.Contains(o.Networks, a):
 		return "it lies outside the networks allowed (--prefill-networks): " + joined(o.Networks)
 	case !o.portAllowed(port):

@@ -47,7 +47,7 @@ func parseEntry(text string, keys bool) (t headerEntry, err error) {
 		case name == "bootstrap_port" && err == nil && n > 0:
 			t.bootstrap = uint16(n)
 		default:
-			return t, fmt.Errorf("%q is no key; want rank=0…65535 or bootstrap_port=1…65535", strings.TrimSpace(part))
+			return t, fmt.Errorf("%q is not a key; want rank=0…65535 or bootstrap_port=1…65535", strings.TrimSpace(part))
 		}
 	}
 	return t, nil

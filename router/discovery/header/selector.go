@@ -129,7 +129,7 @@ func (n *Selector) Select(h pd.Headers) (out pd.Selection, refusal *pd.Refusal) 
 	if v := h.Header(HeaderRank); v != nil {
 		rank, ok := n.opt.Ranks[string(bytes.TrimSpace(v))]
 		if !ok {
-			return out, n.badHeader(HeaderRank, v, "it is no address of a rank of this engine; there are "+n.rankList())
+			return out, n.badHeader(HeaderRank, v, "it is not the address of a rank of this engine; want one of "+n.rankList())
 		}
 		out.HasRank, out.Rank = true, rank
 	}

@@ -116,7 +116,7 @@ func Decode(body []byte) (*Announcement, error) {
 		if errors.As(err, &typ) {
 			return nil, fmt.Errorf("%s: a %s; want a %s", typ.Field, typ.Value, typ.Type)
 		}
-		return nil, fmt.Errorf("the body is no announcement: %w", err)
+		return nil, fmt.Errorf("the body is not an announcement: %w", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return nil, errors.New("the body holds more than one object")

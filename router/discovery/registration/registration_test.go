@@ -267,7 +267,7 @@ func TestWideNetworksMeanHosts(t *testing.T) {
 	}
 	for host, why := range map[string]string{
 		"169.254.169.254": "link-local", "[fe80::1]": "link-local", "[::ffff:169.254.169.254]": "link-local",
-		"224.0.0.1": "no address of one host", "[ff02::1]": "no address of one host", "255.255.255.255": "no address of one host", "[::ffff:0.0.0.0]": "no address of one host",
+		"224.0.0.1": "not an address of one host", "[ff02::1]": "not an address of one host", "255.255.255.255": "not an address of one host", "[::ffff:0.0.0.0]": "not an address of one host",
 	} {
 		if status, answer := put(s, "http://"+host+":8000"); status != 400 || !strings.Contains(answer, why) {
 			t.Errorf("%s: %d %s; want 400, %q", host, status, answer, why)
@@ -298,7 +298,7 @@ func TestBadAnnouncements(t *testing.T) {
 	s := serve(t, nil)
 	many := strings.TrimSuffix(strings.Repeat(`"m",`, 300), ",")
 	for name, c := range map[string]struct{ body, want string }{
-		"no JSON":             {`{`, "no announcement"},
+		"no JSON":             {`{`, "not an announcement"},
 		"two":                 {plainAnnouncement + plainAnnouncement, "more than one"},
 		"no version":          {`{"url":"http://127.0.0.1:1"}`, "version: 0; want 1"},
 		"another version":     {`{"version":2,"url":"http://127.0.0.1:1"}`, "want 1"},
@@ -306,7 +306,7 @@ func TestBadAnnouncements(t *testing.T) {
 		"wrong type":          {`{"version":1,"url":7}`, "url: a number"},
 		"role":                {`{"version":1,"url":"http://127.0.0.1:1","role":"decoder"}`, "prefill, decode or aggregated"},
 		"engine":              {`{"version":1,"url":"http://127.0.0.1:1","engine":"vlm"}`, `did you mean \"vllm\"`},
-		"scheme":              {`{"version":1,"url":"file:///etc/passwd"}`, "no URL"},
+		"scheme":              {`{"version":1,"url":"file:///etc/passwd"}`, "not a URL"},
 		"query":               {`{"version":1,"url":"http://127.0.0.1:1/?x=1"}`, "query"},
 		"ipc":                 {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["ipc:///tmp/x"]}`, "tcp://ADDRESS:PORT"},
 		"load over ipc":       {`{"version":1,"url":"http://127.0.0.1:1","load_events":["ipc:///tmp/x"]}`, "load_events[0]"},
@@ -316,9 +316,9 @@ func TestBadAnnouncements(t *testing.T) {
 		"rank twice":          {`{"version":1,"url":"http://127.0.0.1:1","ranks":[1,1]}`, "rank 1 is there twice"},
 		"negative rank":       {`{"version":1,"url":"http://127.0.0.1:1","ranks":[-1]}`, "ranks"},
 		"block size":          {`{"version":1,"url":"http://127.0.0.1:1","block_size":-5}`, "block_size: -5"},
-		"a model's direction": {"{\"version\":1,\"url\":\"http://127.0.0.1:1\",\"models\":[\"m\",\"a\u202eb\"]}", `models[1]: \"a\\u202eb\" is no model's name`},
-		"a model's control":   {`{"version":1,"url":"http://127.0.0.1:1","models":["a\u009bb"]}`, `models[0]: \"a\\u009bb\" is no model's name`},
-		"a label's width":     {`{"version":1,"url":"http://127.0.0.1:1","labels":["a\u200bb"]}`, `labels[0]: \"a\\u200bb\" is no label`},
+		"a model's direction": {"{\"version\":1,\"url\":\"http://127.0.0.1:1\",\"models\":[\"m\",\"a\u202eb\"]}", `models[1]: \"a\\u202eb\" is not a model name`},
+		"a model's control":   {`{"version":1,"url":"http://127.0.0.1:1","models":["a\u009bb"]}`, `models[0]: \"a\\u009bb\" is not a model name`},
+		"a label's width":     {`{"version":1,"url":"http://127.0.0.1:1","labels":["a\u200bb"]}`, `labels[0]: \"a\\u200bb\" is not a label`},
 		"many models":         {`{"version":1,"url":"http://127.0.0.1:1","models":[` + many + `]}`, "want at most 256"},
 		"bootstrap port":      {`{"version":1,"url":"http://127.0.0.1:1","bootstrap":{"port":70000}}`, "bootstrap.port: 70000"},
 		"nixl port":           {`{"version":1,"url":"http://127.0.0.1:1","nixl":{"port":-1}}`, "nixl.port: -1"},

@@ -42,14 +42,14 @@ func (p callerScope) host(field, host string) (string, error) {
 	default:
 		var err error
 		if a, err = netip.ParseAddr(host); err != nil || a.Zone() != "" {
-			return "", fmt.Errorf("%s: the host %q is no IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, truncate(host))
+			return "", fmt.Errorf("%s: the host %q is not an IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, truncate(host))
 		}
 	}
 	if a = a.Unmap(); !networks.Contains(p.networks, a) {
 		why := "lies in none of the networks that workers may serve on (registration.networks)"
 		switch {
 		case !networks.IsUnicastHost(a):
-			why = "is no address of one host"
+			why = "is not an address of one host"
 		case a.IsLoopback() || a.IsLinkLocalUnicast():
 			why += ", of which a wide one does not mean loopback and link-local addresses: name those by a network of their own"
 		}
@@ -62,7 +62,7 @@ func (p callerScope) host(field, host string) (string, error) {
 func (p callerScope) url(field, raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("%s: %q is no URL; want http://ADDRESS:PORT or https://ADDRESS:PORT", field, truncate(raw))
+		return "", fmt.Errorf("%s: %q is not a URL; want http://ADDRESS:PORT or https://ADDRESS:PORT", field, truncate(raw))
 	}
 	host, err := p.host(field, u.Hostname())
 	if err != nil {
@@ -89,7 +89,7 @@ func (p callerScope) endpoints(field string, list []string) ([]string, error) {
 		addr, ok := strings.CutPrefix(ep, "tcp://")
 		host, port, err := net.SplitHostPort(addr)
 		if !ok || err != nil {
-			return nil, fmt.Errorf("%s: %q is no endpoint; want tcp://ADDRESS:PORT", at, truncate(ep))
+			return nil, fmt.Errorf("%s: %q is not an endpoint; want tcp://ADDRESS:PORT", at, truncate(ep))
 		}
 		if host, err = p.host(at, host); err != nil {
 			return nil, err

@@ -81,7 +81,7 @@ func TestClientAbortsDuringPrefill(t *testing.T) {
 		}
 		harness.WantIdle(t, r, 5*time.Second, d)
 		if s := r.State("p0"); s != worker.Ready {
-			t.Errorf("p0 is %v: a cut of our own is no failure", s)
+			t.Errorf("p0 is %v: a cut of our own is not a failure", s)
 		}
 	}
 }

@@ -249,7 +249,7 @@ func TestKeyModelsFilterModelList(t *testing.T) {
 			Data   []struct{ ID string }
 		}
 		if err := json.Unmarshal(body, &list); err != nil || list.Object != "list" {
-			t.Errorf("%s is no list of models: %v", body, err)
+			t.Errorf("%s is not a list of models: %v", body, err)
 		}
 		for _, m := range list.Data {
 			ids = append(ids, m.ID)

@@ -128,7 +128,7 @@ func TestLastingFallbackIsReported(t *testing.T) {
 					t.Fatalf("status %d, plan %q: %s", a.Status, a.Header.Get("X-Sluice-Plan"), a.Body)
 				}
 				if i == 3 && r.Metric(metric) != 0 {
-					t.Error("four requests are no lasting fall-back")
+					t.Error("four requests do not make a lasting fall-back")
 				}
 				// Requests that never use a hand-over do not affect the report.
 				harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"n":2`)), 200)

@@ -28,7 +28,7 @@ func FuzzReadAnswer(f *testing.F) {
 		case err != nil && metadata != nil:
 			t.Errorf("%v, and yet %d bytes", err, len(metadata))
 		case err != nil && !errors.Is(err, errAnswer):
-			t.Errorf("%v is no errAnswer", err)
+			t.Errorf("%v is not an errAnswer", err)
 		case err == nil && (len(metadata) == 0 || !bytes.Contains(frame, metadata)):
 			t.Errorf("metadata of %d bytes that is not there", len(metadata))
 		}

@@ -62,7 +62,7 @@ func readAnswer(frame []byte) (engine string, metadata []byte, err error) {
 		return "", nil, err
 	}
 	if metadata, _, err = msgp.ReadBytesZC(md); err != nil || len(metadata) == 0 {
-		return "", nil, fmt.Errorf("%w: agent_metadata is no bytes", errAnswer)
+		return "", nil, fmt.Errorf("%w: agent_metadata is not a byte string", errAnswer)
 	}
 	return engine, metadata, nil
 }

@@ -44,7 +44,7 @@ type Handover struct {
 	Trial bool
 
 	handleMembers handleMembers // of Handle, if the family's Handle method has set them
-	promptIDs     []byte        // prompt_token_ids in Answer; nil if it is no array
+	promptIDs     []byte        // prompt_token_ids in Answer; nil if it is not an array
 
 	RawTokens []byte // Tokens as written in the client's body; nil if it has no ids
 

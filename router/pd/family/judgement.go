@@ -26,7 +26,7 @@ var (
 )
 
 // FirstEvent returns the first event of a stream that does more than announce a response, with
-// the framing before it. Comments are no events. The stream may have chunk framing. complete
+// the framing before it. Comments are not events. The stream may have chunk framing. complete
 // reports whether the whole event has arrived.
 func FirstEvent(prefix []byte) (event []byte, complete bool) {
 	for {

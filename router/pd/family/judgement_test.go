@@ -20,7 +20,7 @@ func TestEndsWithoutOutput(t *testing.T) {
 		"91\r\n" + start + "\r\n0\r\n\r\n":                           true,
 		"91\r\ndata: [DONE]\n\n\r\n0\r\n\r\n":                        false,
 
-		// Comments are no output.
+		// Comments are not output.
 		"8\r\n: ping\n\n\r\n0\r\n\r\n":                                    true,
 		"a\r\n: ping\r\n\r\n\r\n0\r\n\r\n":                                true,
 		"7\r\n: ping\n\r\n0\r\n\r\n":                                      true,

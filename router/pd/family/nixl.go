@@ -58,7 +58,7 @@ func (nixlPull) Handle(p *Handover, body []byte) ([]byte, error) {
 	p.EngineID = handle[vals[0].Start:vals[0].End]
 	ids := vals[3]
 	if ids.Kind != jsonscan.Array {
-		return nil, fmt.Errorf("%w: remote_block_ids is no array", ErrIncompleteHandle)
+		return nil, fmt.Errorf("%w: remote_block_ids is not an array", ErrIncompleteHandle)
 	}
 	// remote_block_ids is a flat list up to vLLM 0.17 and a list per KV group since. Either form
 	// names a block exactly if it contains a number or a string. vLLM's ids are numbers; other

@@ -219,7 +219,7 @@ func nextRandom(z uint64) uint64 {
 	return (z ^ (z >> 31)) >> 1
 }
 
-// countPrompts returns the number of prompts in the request, 1 if it is no batch.
+// countPrompts returns the number of prompts in the request, 1 if it is not a batch.
 func countPrompts(p *Handover) int {
 	var list []byte
 	switch p.Kind {

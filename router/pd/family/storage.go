@@ -66,7 +66,7 @@ func (s storage) Prefill(leg *LegRequest, p *Handover) {
 // Handle implements Family. The handle is empty; any response without an error suffices.
 func (storage) Handle(_ *Handover, body []byte) ([]byte, error) {
 	if v, _, err := jsonscan.Find(body, "error"); err != nil || v.Kind > jsonscan.Null {
-		return nil, fmt.Errorf("%w: the prefill response is no answer", ErrIncompleteHandle)
+		return nil, fmt.Errorf("%w: the prefill response is an error or not JSON", ErrIncompleteHandle)
 	}
 	return body[:0:0], nil
 }

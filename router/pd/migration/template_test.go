@@ -41,7 +41,7 @@ func TestParseChoice(t *testing.T) {
 		o := parseChoice(k.name, []byte(k.raw))
 		if o == nil {
 			if k.want != "no choice" {
-				t.Errorf("%s %s is no choice", k.name, k.raw)
+				t.Errorf("%s %s is not a choice", k.name, k.raw)
 			}
 			continue
 		}

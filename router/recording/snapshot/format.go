@@ -46,7 +46,7 @@ const (
 
 // Errors of Open, wrapped with the file's name and the cause.
 var (
-	ErrForeign   = errors.New("this is no snapshot of sluice's index")
+	ErrForeign   = errors.New("this is not a snapshot of sluice's index")
 	ErrVersion   = errors.New("its version is not this sluice's")
 	ErrTruncated = errors.New("it is cut short")
 	ErrCorrupted = errors.New("it is damaged")
