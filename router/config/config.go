@@ -71,23 +71,24 @@ type Config struct {
 	// docs/access.md [none: clients send data: URLs].
 	MediaHosts []string `yaml:"media_hosts"`
 
-	// origins has the place of each value that is not a default, by its path, for the errors
-	// of later checks.
+	// origins maps the path of each value that is not a default to its place in the file, for
+	// the errors of later checks.
 	origins map[string]origin
-	// path and reparse are of the file that it was read from, for Reread.
+	// path and reparse are the file that the configuration was read from and its parser, for
+	// Reread.
 	path    string
 	reparse func(text []byte) (*Config, error)
-	// inputWarnings are of what the file, the environment and the flags say: old names, and
-	// variables that set nothing.
+	// inputWarnings are the warnings about the file, the environment and the flags: old names,
+	// and variables that set nothing.
 	inputWarnings []string
 }
 
 // Admin is the admin listener.
 type Admin struct {
 	Listen string `yaml:"listen"`              // loopback address of the admin API and console, or "off" [127.0.0.1:9901]
-	Token  string `yaml:"token" secret:"true"` // of the admin API, 16 characters or more; never logged [$SLUICE_ADMIN_TOKEN, else random]
-	// RuntimeFile is where serve writes address and token, mode 0600
-	// [$XDG_RUNTIME_DIR or the temporary folder, sluice-UID/ADDR.json].
+	Token  string `yaml:"token" secret:"true"` // bearer token of the admin API, 16 characters or more; never logged [$SLUICE_ADMIN_TOKEN, else random]
+	// RuntimeFile is the file to which serve writes the address and the token, with mode 0600
+	// [sluice-UID/ADDR.json in $XDG_RUNTIME_DIR or the temporary folder].
 	RuntimeFile string `yaml:"runtime_file"`
 }
 
@@ -101,7 +102,7 @@ type TLS struct {
 
 // Proxies are load balancers and proxies before the router; see docs/access.md.
 type Proxies struct {
-	Trusted []string `yaml:"trusted"` // networks (10.0.0.0/8) and addresses of proxies whose statement of the client's address is used [none]
+	Trusted []string `yaml:"trusted"` // networks (10.0.0.0/8) and addresses of proxies that may state the client's address [none]
 	// Protocol is the PROXY protocol, version 1 or 2. required: every connection comes from a
 	// trusted proxy and begins with its header, others are closed; optional: connections of
 	// trusted proxies may begin with it; off: it is not parsed [off].
@@ -119,32 +120,32 @@ type CORS struct {
 	MaxAge  time.Duration `yaml:"max_age" min:"0s" max:"24h"` // how long a browser may cache the preflight response [10m]
 }
 
-// EngineTLS is of connections to engines whose URL is https. The files are read again
-// when they change.
+// EngineTLS is TLS of connections to engines whose URL is https. The files are read again when
+// they change.
 type EngineTLS struct {
-	CA   string `yaml:"ca"`   // PEM file with the certificates that engines' certificates must be signed by, or be equal to [the system's]
+	CA   string `yaml:"ca"`   // PEM file with CA certificates, or with the engines' own certificates, that an engine's certificate is checked against [the system's CAs]
 	Cert string `yaml:"cert"` // PEM file with the client certificate for engines [none]
 	Key  string `yaml:"key"`  // PEM file with its key [none]
 }
 
-// APIKey is one key that clients may show, and how much its holder may send.
+// APIKey is one key of clients with its limits.
 type APIKey struct {
-	Name              string   `yaml:"name"`                        // in logs and metrics
-	SHA256            string   `yaml:"sha256" secret:"true"`        // of the key, 64 hexadecimal digits, as `sluice key` prints them
-	RequestsPerMinute int64    `yaml:"requests_per_minute" min:"0"` // 0: no limit
-	TokensPerMinute   int64    `yaml:"tokens_per_minute" min:"0"`   // prompts and outputs together; 0: no limit
-	Models            []string `yaml:"models"`                      // it may use these; none named: all
+	Name              string   `yaml:"name"`                        // name in logs and metrics
+	SHA256            string   `yaml:"sha256" secret:"true"`        // SHA-256 hash of the key, 64 hexadecimal digits, as `sluice key` prints it
+	RequestsPerMinute int64    `yaml:"requests_per_minute" min:"0"` // requests per minute; 0: no limit
+	TokensPerMinute   int64    `yaml:"tokens_per_minute" min:"0"`   // prompt and output tokens per minute; 0: no limit
+	Models            []string `yaml:"models"`                      // models that the key may use; empty: all
 }
 
 // Log is logging to standard error.
 type Log struct {
 	Level  string `yaml:"level" oneof:"debug info warn error"` // debug, info, warn, error [info]
-	Format string `yaml:"format" oneof:"text json"`            // text, json; durations are text as 1.5s in both [text]
+	Format string `yaml:"format" oneof:"text json"`            // text, json; in both a duration is a string such as 1.5s [text]
 }
 
-// Metrics is what /metrics shows.
+// Metrics has settings of /metrics.
 type Metrics struct {
-	LegacyNames bool `yaml:"legacy_names"` // the former series of renamed metrics, beside the present ones, for one release: docs/upgrading.md [false]
+	LegacyNames bool `yaml:"legacy_names"` // also expose renamed metrics under their old names, for one release; see docs/upgrading.md [false]
 }
 
 // Worker is one entry of workers, or of --engine/--prefill/--decode.
@@ -171,9 +172,8 @@ type Worker struct {
 
 // PD is prefill/decode disaggregation.
 type PD struct {
-	Family string `yaml:"family"` // how prefill hands over to decode: nixl, sglang, …, or off; sluice check lists all [nixl when there are prefill workers]
-	// Lease is how long a prefill worker keeps the blocks of a request for decode.
-	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
+	Family      string        `yaml:"family"`                          // protocol by which prefill hands over to decode: nixl, sglang, …, or off; an unknown name gives an error that lists all [nixl if there are prefill workers]
+	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // how long a prefill worker keeps the blocks of a request for decode [30s]
 	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // the decode request is sent at most lease minus lease_margin after prefill's response [3s]
 	// AbortDelay is the earliest abort of a decode request whose client disconnected, so that
 	// the engine has admitted the request before. A stream is aborted this long after its
@@ -188,9 +188,9 @@ type PD struct {
 	AbandonedDecode time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
 	// NotifyWait is how long the router waits after prefill's response for the notification
 	// that KV has been written (family lmcache), at most lease minus lease_margin. Then other
-	// workers run the request, or it is refused (kv_not_written) if there is no other decode
-	// worker. A worker that repeatedly sends no notification gets no more requests. 0 does not
-	// wait, for prefill workers with pd_skip_proxy_notification [5s].
+	// workers run the request, or the router refuses it (kv_not_written) if there is no other decode
+	// worker. A prefill worker that repeatedly sends no notification gets no more requests.
+	// 0 does not wait; use it if prefill workers set pd_skip_proxy_notification [5s].
 	NotifyWait  time.Duration `yaml:"completion_timeout" was:"notify_wait" min:"0s"`
 	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request; refused connections do not count [3]
 	DecodeTries int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers tried with the same transfer handle, while no engine has received it [2]
@@ -206,62 +206,63 @@ type PD struct {
 	// CacheHitThreshold is the fraction of a prompt, 0 to 1, that a decode worker must have in
 	// its cache to run a request alone (family storage); 0: always prefill [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
-	// ReasoningParser says that decode workers parse reasoning. A response to token ids has no
-	// reasoning, so chat requests then run on one worker (family lmcache) [false].
+	// ReasoningParser must be true if decode workers run a reasoning parser. It does not apply to
+	// requests with token ids, so chat requests then run on one worker (family lmcache) [false].
 	ReasoningParser bool `yaml:"reasoning_parser"`
 }
 
-// LMCache is what family lmcache needs beside its workers' own ports.
+// LMCache has settings of family lmcache that do not belong to one worker.
 type LMCache struct {
-	// ProxyHost and ProxyPort are where prefill workers push that KV has been
-	// written (their pd_proxy_host and pd_proxy_port) [127.0.0.1].
+	// ProxyHost is the address to which prefill workers send the notification that KV has been
+	// written (their pd_proxy_host) [127.0.0.1].
 	ProxyHost string   `yaml:"proxy_host"`
-	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // port of proxy_host; 0 selects a free port [8500]
+	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // port of that address (pd_proxy_port of prefill workers); 0 selects a free port [8500]
 	Networks  []string `yaml:"networks"`                       // CIDRs of prefill workers; connections from other addresses are closed [any]
-	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' ports, for workers without peer_host [that of their URL]
-	InitPort  []string `yaml:"peer_init_port"`                 // for decode workers without init_port, one a tensor-parallel rank
-	AllocPort []string `yaml:"peer_alloc_port"`                // for decode workers without alloc_port, likewise
+	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' peer ports, for workers without peer_host [the host of the URL]
+	InitPort  []string `yaml:"peer_init_port"`                 // peer-init ports of decode workers without init_port, one per tensor-parallel rank [none]
+	AllocPort []string `yaml:"peer_alloc_port"`                // peer-alloc ports of decode workers without alloc_port, one per tensor-parallel rank [none]
 	// FinishedReqTTL is how long a notification that no request waits for is kept [300s].
 	FinishedReqTTL  time.Duration `yaml:"finished_req_ttl" min:"1s" bare:"s"`
 	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // interval of the removal of expired notifications [60s]
 }
 
-// Transfers is how the router is told what became of KV transfers, best means
-// first: NIXL, UCX, ZMQ, and always the engines' HTTP answers. See docs/nixl.md.
+// Transfers has the tiers by which the router is notified of the outcome of KV transfers, best
+// first: NIXL, UCX, ZMQ, and always the engines' HTTP responses. See docs/nixl.md.
 type Transfers struct {
-	// NIXL: an agent of the router's own. auto: where engines can learn of it (the
-	// registration listener is on) or the side channel is used, a model hands over
-	// by NIXL and the library is found; it costs 30 MB of memory and two threads.
-	// Off loads nothing [auto].
+	// NIXL is the tier of the router's own NIXL agent: on, off, or auto. auto starts it if a
+	// model hands over by NIXL, the library is found, and engines can learn its address (the
+	// registration listener is on) or side_channel is on. It uses 30 MB of memory and two
+	// threads. off does not load the library [auto].
 	NIXL        string   `yaml:"nixl" oneof:"auto on off"`
-	NIXLLibrary string   `yaml:"nixl_library"` // libnixl_capi's file or folder, and then nothing else is tried [looked for, see docs/nixl.md]
-	Python      []string `yaml:"python"`       // the engines' Python environments, whose own NIXL is tried first [none]
-	// UCX: active messages of the connector's, for engines without NIXL. auto: where
-	// engines can learn of it, a model hands over by NIXL and libucp is found; idle
-	// it costs nothing, beside NIXL 5 MB [auto].
+	NIXLLibrary string   `yaml:"nixl_library"` // file or folder of libnixl_capi; if set, no other place is searched [searched as docs/nixl.md says]
+	Python      []string `yaml:"python"`       // folders of the engines' Python environments; the NIXL in them is tried first [none]
+	// UCX is the tier of active messages from the connector, for engines without NIXL: on, off,
+	// or auto. auto starts it if a model hands over by NIXL, libucp is found, and engines can
+	// learn its address (the registration listener is on). It uses 5 MB of memory in addition
+	// to NIXL, and no CPU while idle [auto].
 	UCX        string `yaml:"ucx" oneof:"auto on off"`
-	UCXLibrary string `yaml:"ucx_library"` // libucp's file or folder, and then nothing else is tried [NIXL's own, else looked for]
+	UCXLibrary string `yaml:"ucx_library"` // file or folder of libucp; if set, no other place is searched [the one of NIXL, else searched as docs/nixl.md says]
 	// UCXDevices are the network devices that UCX listens on [those with an address in registration.networks].
 	UCXDevices []string `yaml:"ucx_devices"`
-	UCXPorts   string   `yaml:"ucx_ports"` // TCP ports it listens on, FROM-TO, one for each device at least [any free ones]
-	// Isolate keeps each agent, of NIXL and of UCX, in a process of its own (this
-	// binary again, 50 MB each), so that a crash inside of their libraries costs the
-	// tier for a second and not the router [false].
+	UCXPorts   string   `yaml:"ucx_ports"` // TCP ports on which UCX listens, FROM-TO, at least one per device [any free ports]
+	// Isolate runs the NIXL agent and the UCX agent each in a child process (this binary,
+	// 50 MB each). A crash inside their libraries then stops the tier for a second instead of
+	// the router [false].
 	Isolate bool `yaml:"isolate"`
-	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
-	// where engines can learn of it and a model hands over by NIXL. On asks for
-	// zmq_listen or registration.listen, whatever the models' families [auto].
+	// ZMQ is the tier of a PULL socket for the connector's reports: on, off, or auto. auto opens
+	// it if zmq_listen is set, or if registration.listen is on and a model hands over by NIXL.
+	// on opens it for every family and requires zmq_listen or registration.listen [auto].
 	ZMQ         string   `yaml:"zmq" oneof:"auto on off"`
 	ZMQListen   string   `yaml:"zmq_listen"`                                                // tcp://HOST:PORT of that socket [a free port of registration.listen's host]
-	ZMQNetworks []string `yaml:"zmq_networks"`                                              // CIDRs whose reports it takes; others' connections are closed [registration.networks; without registration.listen any]
-	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // concurrent transfers whose completion the connector writes into a slot of 64 bytes; a multiple of 64 [16384]
+	ZMQNetworks []string `yaml:"zmq_networks"`                                              // CIDRs that may send reports; connections from other addresses are closed [registration.networks; any if registration.listen is off]
+	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // number of completion slots, each 64 bytes, that is, of concurrent transfers whose completion the connector can write; a multiple of 64 [16384]
 	// StallTimeout is how long a decode request whose engine runs the connector may have
 	// neither a report of its transfer nor a response; then prefill and decode run again.
 	// 0 waits as long as timeouts.decode [0].
 	StallTimeout time.Duration `yaml:"stall_timeout" min:"0s"`
-	// SideChannel is what the router does, by NIXL, to prefill engines of plain
-	// vLLM (0.22 to 0.33): renew the leases of requests it holds between the legs,
-	// and release the blocks of abandoned ones as well; or off [off].
+	// SideChannel is what the router sends over NIXL to prefill engines that run vLLM (0.22 to
+	// 0.33) without Sluice's connector: renew (renews the lease of a request between its legs),
+	// release (also releases the blocks of abandoned requests), or off [off].
 	SideChannel string `yaml:"side_channel" oneof:"off renew release"`
 }
 
@@ -284,36 +285,36 @@ type Limits struct {
 	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens to be computed on one rank, as this router counts them; 429 if all eligible ranks are full; 0: no limit [0]
 }
 
-// Compression of answers, by what the client's Accept-Encoding likes best of zstd
-// and gzip. Requests in either are always read: limits.max_body bounds what they hold.
+// Compression of responses with zstd or gzip, whichever the client's Accept-Encoding prefers.
+// Requests in either are always accepted; limits.max_body bounds their decompressed size.
 type Compression struct {
-	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // smallest response that is compressed, streams excluded (above 1 MiB or without a length: JSON, at most 32 at once); 0: none is [2KiB]
-	// Streams compresses streams, too, and flushes each event. The stream has a quarter of
-	// the bytes or less; it runs on a goroutine and costs about 10 µs of CPU an event [false].
+	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // smallest response that is compressed, streams excluded; above 1 MiB or without a length only JSON is, at most 32 responses at once; 0: no response is compressed [2KiB]
+	// Streams compresses streams too, and flushes each event. A stream then has at most a
+	// quarter of the bytes, runs on a goroutine, and costs about 10 µs of CPU per event [false].
 	Streams bool `yaml:"streams"`
 }
 
 // Timeouts of legs and waits.
 type Timeouts struct {
-	Head       time.Duration `yaml:"head" min:"1ms"`                // reading a request's headers [10s]
-	Body       time.Duration `yaml:"body" min:"1ms"`                // reading a body, plus size/256KiB/s [30s]
-	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // longest pause without a byte of the body (over TLS up to a quarter more); then 408 [15s]
+	Head       time.Duration `yaml:"head" min:"1ms"`                // longest time to read a request head [10s]
+	Body       time.Duration `yaml:"body" min:"1ms"`                // longest time to read a body, plus its size at 256 KiB/s [30s]
+	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // longest pause between bytes of a body (over TLS up to a quarter more); then 408 [15s]
 	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // how long an idle client connection stays open [75s]
-	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
-	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
+	Write      time.Duration `yaml:"write" min:"1ms"`               // longest time of one flush to a client [30s]
+	Connect    time.Duration `yaml:"connect" min:"1ms"`             // longest time to connect to an engine [2s]
 	EngineIdle time.Duration `yaml:"engine_idle" min:"1ms"`         // how long an idle connection to an engine stays open; less than the engine's own timeout, which is 5s for uvicorn [4s]
-	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // maximum age of a pooled engine connection, ±12.5 % jitter, so that a name or a load balancer in front is resolved again; 0: unlimited [1h]
-	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // total time of a prefill leg [300s]
-	Decode     time.Duration `yaml:"decode" min:"1ms"`              // total time of a decode or aggregated leg [600s]
-	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from the last byte of a streamed decode or aggregated request to its response headers; then another worker is tried [300s]
-	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"`         // between two reads of a stream [120s]
+	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // maximum age of a pooled engine connection, ±12.5 % jitter; a new connection resolves the name again; 0: unlimited [1h]
+	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // longest time of a prefill leg [300s]
+	Decode     time.Duration `yaml:"decode" min:"1ms"`              // longest time of a decode or whole leg [600s]
+	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // longest time from the last byte of a streamed decode or whole request to its response head; then another worker is tried [300s]
+	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"`         // longest time between two reads of a stream from an engine [120s]
 	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // how long a request waits for a healthy worker, at its arrival and before retries; then 503 [5s]
-	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // at SIGTERM, time between /readyz 503 and the end of accepting, for load balancers that poll it; 0: at most 1s, while there are requests [0s]
+	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // after SIGTERM, how long the router still accepts connections while /readyz answers 503, so that load balancers see it; 0: at most 1s, while there are requests [0s]
 	Restart    time.Duration `yaml:"restart" min:"100ms" max:"10m"` // how long a hot restart waits for the new process to be ready; then the old one continues [60s]
 	Drain      time.Duration `yaml:"drain" min:"0s"`                // how long streams may continue after SIGTERM [30s]
 }
 
-// Relay is when a stream's head goes out, and what drives streams from then on; see
+// Relay has settings of streams: when their response head is sent, and what relays them; see
 // docs/relay.md.
 type Relay struct {
 	// HeadAfter is when a stream's response headers are sent at the latest, counted from the
@@ -330,19 +331,20 @@ type Relay struct {
 	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
 }
 
-// Migration of streams whose engine fails under way; see docs/migration.md.
+// Migration of streams whose engine fails; see docs/migration.md.
 type Migration struct {
 	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may continue on another engine after its own failed; 0: never [1]
 	Tokens string   `yaml:"tokens" oneof:"auto client"`             // source of a stream's token ids: auto (the router requests them from engines that support it, and removes them), client (only streams whose client requested them) [auto]
 	Allow  []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (multiple_choices) [none]
 
-	// Structured is what becomes of a stream whose text is held to a grammar (response_format,
-	// guided_*, structured_outputs): error (it ends with an error event), exact (it goes on where
-	// what is left of the grammar can be said: a choice among texts), unconstrained (and where it
-	// cannot, without the grammar: what the client gets may not be what it asked for) [error].
+	// Structured is how a stream migrates whose output a grammar constrains (response_format,
+	// guided_*, structured_outputs). error: it does not, and ends with an error event. exact: it
+	// migrates if the rest of the grammar can be expressed, which holds for a choice among texts.
+	// unconstrained: in other cases it migrates without the grammar, so its output may violate
+	// it [error].
 	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
-	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again when the decode worker would have to compute so many tokens; 0: always [4096]
+	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again if the decode worker would have to compute at least this many tokens; 0: always [4096]
 	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or was removed migrate after this time; -1 or "off": never [10s]
 	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // timeout of an engine's tokenizer, if the text of a stream must be tokenized again [2s]
 }
@@ -350,16 +352,16 @@ type Migration struct {
 // MigrationAllow lists the words of migration.allow.
 var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "multiple_choices"}
 
-// EngineAPI is the router as an engine, for callers who tokenize themselves; see
-// docs/engine-api.md. It is off until one of http, unix_socket and listen is given.
+// EngineAPI is the router as an engine, for callers that tokenize themselves; see
+// docs/engine-api.md. It is off until one of http, unix_socket and listen is set.
 type EngineAPI struct {
-	HTTP   bool   `yaml:"http"`                   // POST /v1/engine/generate is served [false]
-	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions say who may connect [none]
+	HTTP   bool   `yaml:"http"`                   // serve POST /v1/engine/generate [false]
+	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions decide who may connect [none]
 	Listen string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
 	Token  string `yaml:"token" secret:"true"`    // token that callers of the socket must send, 16 characters or more; never logged [none]
 
-	// Keys says who must send an API key if there are api_keys: all, or tcp (callers of the
-	// unix socket need none) [all].
+	// Keys are the callers that must send an API key if there are api_keys: all, or tcp (callers
+	// of the unix socket need none) [all].
 	Keys string `yaml:"require_api_keys" was:"keys" oneof:"all tcp"`
 
 	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate; read again when it changes [plain TCP]
@@ -369,7 +371,7 @@ type EngineAPI struct {
 	// which does not detokenize), or auto: generate if all workers of a model have
 	// it (0.20) and the P/D family supports it, else completions [auto].
 	VLLM  string   `yaml:"vllm_dialect" was:"vllm" oneof:"auto completions generate"`
-	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network does not include loopback and link-local addresses [none]
+	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a network includes loopback and link-local addresses only if it lies within their ranges [none]
 
 	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when this many workers are ready, of any role [1]
 	StartWait  time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // the socket opens after this time with fewer workers [60s]
@@ -382,21 +384,21 @@ type EngineAPI struct {
 
 // Health of workers.
 type Health struct {
-	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // interval of probes of a worker with requests; with more than 64 workers, idle ones are probed less often, and a dead one is found within 5s [500ms]
+	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // interval of probes of a worker with requests; with more than 64 workers, idle ones are probed less often, and a worker that is down is detected within 5s [500ms]
 	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                                       // timeout of one probe; at least 3s until the engine is known, because SGLang's /health takes over 1s [1s]
-	Path          string        `yaml:"path"`                                                    // path of probes, as /healthz; a worker's health_path overrides it [the first of /health, /ping and /v1/models that the engine has; for SGLang of /ready, /ping]
+	Path          string        `yaml:"path"`                                                    // path of probes, such as /healthz; a worker's health_path overrides it [the first of /health, /ping and /v1/models that the engine has; for SGLang the first of /ready and /ping]
 	FailAfter     int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // consecutive failures after which a worker is unhealthy [2]
 	Scrape        time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // interval of reading an engine's /metrics; longer with more than 64 workers, at most 15s; -1 or "off": never [1s]
 	BreakAfter    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // consecutive failures (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
 	BreakFor      time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // how long an open breaker excludes the rank; doubles each time, at most 30s [1s]
 	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections is frozen after this time without a sign of life (probe, byte, KV event, counter); its requests are ended and run elsewhere; -1 or "off": never [10s]
-	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same for an engine whose API server answers while none of its requests advances; three times the expected time of its longest prompt is added [30s]
+	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same for an engine whose API server answers while no request on it makes progress; three times the expected time of its longest prompt is added [30s]
 	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same for an engine to which no connection can be opened; refused connections do not count [10s]
-	// ProbeInference sends one tiny request to a worker at admission [false].
+	// ProbeInference sends a one-token request to a worker before its admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }
 
-// Fleet has settings of all workers together.
+// Fleet has settings that concern all workers together.
 type Fleet struct {
 	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"`                             // at the start, /readyz waits for this many ready workers, of any role [0]
 	StartWait      time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // longest wait for min_workers [60s]
@@ -413,42 +415,42 @@ type Discovery struct {
 
 // DNS is one name whose addresses are workers.
 type DNS struct {
-	Name        string        `yaml:"name"`                                          // taken as it is, without search domains
-	Type        string        `yaml:"type" oneof:"a srv"`                            // a: A and AAAA, srv: SRV
-	Role        worker.Role   `yaml:"role"`                                          // of every worker found
-	Port        int           `yaml:"port" min:"0" max:"65535"`                      // of the engines, for type a
-	Scheme      string        `yaml:"scheme" oneof:"http https"`                     // http
-	Server      string        `yaml:"server"`                                        // HOST:PORT of a DNS server; those of /etc/resolv.conf
-	MinInterval time.Duration `yaml:"min_interval" was:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
-	MaxInterval time.Duration `yaml:"max_interval" was:"most" min:"100ms" max:"24h"` // and not after this
+	Name        string        `yaml:"name"`                                          // DNS name, used without search domains
+	Type        string        `yaml:"type" oneof:"a srv"`                            // a (A and AAAA records) or srv (SRV records)
+	Role        worker.Role   `yaml:"role"`                                          // role of every worker that is found
+	Port        int           `yaml:"port" min:"0" max:"65535"`                      // port of the engines, for type a
+	Scheme      string        `yaml:"scheme" oneof:"http https"`                     // scheme of the engines [http]
+	Server      string        `yaml:"server"`                                        // HOST:PORT of a DNS server [those of /etc/resolv.conf]
+	MinInterval time.Duration `yaml:"min_interval" was:"least" min:"100ms"`          // shortest time between two queries; otherwise the answer's TTL
+	MaxInterval time.Duration `yaml:"max_interval" was:"most" min:"100ms" max:"24h"` // longest time between two queries
 	Worker      *Worker       `yaml:"worker"`                                        // what else is true of every worker found
 }
 
 // Kube finds pods by label.
 type Kube struct {
-	Selector      string   `yaml:"selector"`                  // label selector of pods that are workers, as app in (prefill,decode); none turns this off [none]
-	Namespace     string   `yaml:"namespace"`                 // of the pods; "*" for all [the router's own]
-	Kubeconfig    string   `yaml:"kubeconfig"`                // a kubeconfig file; without one the pod's service account [none]
-	RoleLabel     string   `yaml:"role_label"`                // label whose value says the role [app]
+	Selector      string   `yaml:"selector"`                  // label selector of pods that are workers, such as app in (prefill,decode); empty: pods are not discovered [empty]
+	Namespace     string   `yaml:"namespace"`                 // namespace of the pods; "*" for all [the router's own]
+	Kubeconfig    string   `yaml:"kubeconfig"`                // kubeconfig file [none: the pod's service account]
+	RoleLabel     string   `yaml:"role_label"`                // label whose value is the role [app]
 	PrefillValues []string `yaml:"prefill"`                   // values of role_label that mean a prefill worker [prefill]
 	DecodeValues  []string `yaml:"decode"`                    // values that mean a decode worker; any other is aggregated [decode]
-	ModelLabel    string   `yaml:"model_label"`               // label whose value is the model's name [the engine is asked]
-	Port          string   `yaml:"port"`                      // number, or name of a container's port, of the engine's HTTP server [8000]
-	Scheme        string   `yaml:"scheme" oneof:"http https"` // of that server [http]
+	ModelLabel    string   `yaml:"model_label"`               // label whose value is the model's name [read from the engine]
+	Port          string   `yaml:"port"`                      // port of the engine's HTTP server, by number or by the name of a container's port [8000]
+	Scheme        string   `yaml:"scheme" oneof:"http https"` // scheme of that server [http]
 	Worker        *Worker  `yaml:"worker"`                    // what else is true of every worker found: engine, ranks, labels, kv_events, options [nothing]
 }
 
 // Register is the listener where workers register themselves.
 type Register struct {
-	Listen     string        `yaml:"listen"`                         // its address, or "off" [off]
+	Listen     string        `yaml:"listen"`                         // address of the registration listener, or "off" [off]
 	Token      string        `yaml:"token" secret:"true"`            // token that workers must send, 16 characters or more; never logged [none]
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
 	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
 	ClientCA   string        `yaml:"client_ca"`                      // PEM file with the CAs of worker certificates; instead of a token, or with one [none]
-	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set registration.networks=10.0.0.0/16,fd00::/8): who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
+	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set registration.networks=10.0.0.0/16,fd00::/8) that must contain the caller and every address that a worker announces; a network includes loopback and link-local addresses only if it lies within their ranges [loopback, if the listener is there]
 	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker without a renewal for this time is removed, unless it requests another lease [15s]
 	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may request [5m]
-	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // most registered workers [1024]
+	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // maximum number of registered workers [1024]
 }
 
 // Tokens is the source of token ids.
@@ -459,14 +461,14 @@ type Tokens struct {
 	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]
 }
 
-// Index bounds the KV index.
+// Index has the size and the snapshots of the KV index.
 type Index struct {
 	MaxBytes int64 `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
 	// Snapshot is a file to which the router writes the index periodically and at a clean
 	// exit, and which it reads at the start, so that it knows engines' cached blocks at once;
 	// empty: none [empty].
 	Snapshot         string        `yaml:"snapshot"`
-	SnapshotInterval time.Duration `yaml:"snapshot_interval" min:"1s"` // between two snapshots [5m]
+	SnapshotInterval time.Duration `yaml:"snapshot_interval" min:"1s"` // time between two snapshots [5m]
 	ApproxTTL        time.Duration `yaml:"approx_ttl" min:"1s"`        // how long the blocks of a request are predicted to stay in a cache, for engines without KV events [2m]
 }
 
@@ -477,7 +479,7 @@ type Record struct {
 	MaxTotal int64  `yaml:"max_total" unit:"bytes" min:"2MiB"` // size of all recordings in dir; the oldest are deleted first [1GiB]
 }
 
-// Schedule is the cost's weights; see package schedule for the formula.
+// Schedule has the weights of the cost of a candidate; see package schedule for the formula.
 type Schedule struct {
 	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                                    // weight of cached tokens: 1 subtracts them fully from the prompt [1]
 	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                                    // weight of the remaining prefill work [1]
@@ -491,14 +493,14 @@ type Schedule struct {
 	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a resident KV block of the batch adds to the decode of a request; 0: learned [0]
 	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 selects the lowest cost; a higher value spreads choices around it [0]
 	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // number of decisions kept for sluice explain [10000]
-	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or to compare with: round_robin, random, least_loaded, session [kv]
+	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or for comparisons round_robin, random, least_loaded or session [kv]
 }
 
-// Steering says which headers of clients may influence scheduling.
+// Steering has the headers by which clients may influence scheduling.
 type Steering struct {
 	Pins []string `yaml:"pinning" was:"pins"` // clients that may select workers by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off [unix]
-	// PrefillOnly is what requests that a prompt is computed and cached without generation:
-	// any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
-	// that; a max_tokens of 0 goes to the engine), or off [header].
+	// PrefillOnly is what makes a request prefill-only, so that its prompt is computed and
+	// cached without generation: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
+	// the header; a max_tokens of 0 is passed to the engine), or off [header].
 	PrefillOnly string `yaml:"prefill_only" oneof:"any header off"`
 }

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"os"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -47,6 +48,22 @@ func TestDocs(t *testing.T) {
 	}
 }
 
+// goNames matches names of fields of Config that a reader of the file does not know.
+var goNames = regexp.MustCompile(`\b(APIKeys|EngineKey|RuntimeFile|ProxyHost|ProxyPort|NotifyWait|AbortDelay|HeadAfter|KeepAlive|DecodeTries|PlainDecode|BodyBudget|PrefillOnly|[A-Z][a-z]+(?:[A-Z][a-z]+)+)\b`)
+
+// withoutName returns a doc comment without the Go name with which it starts, and without the verb
+// "is" or "are" behind it: the row of a field starts with its key.
+func withoutName(comment, name string) string {
+	rest, ok := strings.CutPrefix(comment, name+" ")
+	if !ok {
+		return comment
+	}
+	for _, verb := range []string{"is ", "are "} {
+		rest = strings.TrimPrefix(rest, verb)
+	}
+	return rest
+}
+
 // fieldTable writes a row for every field that the structs of config.go have,
 // with its comment there.
 func fieldTable(t *testing.T, b *strings.Builder) {
@@ -79,7 +96,13 @@ func fieldTable(t *testing.T, b *strings.Builder) {
 				walk(prefix+name+".", structs[id.Name])
 				continue
 			}
-			what := strings.TrimSpace(f.Doc.Text() + f.Comment.Text())
+			what := strings.TrimSpace(f.Comment.Text())
+			if f.Doc != nil {
+				what = withoutName(strings.TrimSpace(f.Doc.Text()), f.Names[0].Name)
+			}
+			for _, word := range goNames.FindAllString(what, -1) {
+				t.Errorf("config.go: the comment of field %s%s contains the Go name %s; name the key", prefix, name, word)
+			}
 			if name == "" || name == "-" || prefix == "" && (name == "workers" || name == "models") {
 				continue
 			}

@@ -26,9 +26,9 @@ var restartOnly = []restartOnlyFields{
 	{"completion slots and notification sockets are created at the start, and transfers in flight use them", []string{"lmcache", "transfers"}},
 	{"open connections have buffers of this size", []string{"limits.max_head"}},
 	{"the set of series is chosen at the start", []string{"metrics"}},
-	{"it is used at the start only", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
+	{"it is used only at the start", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
 	{"event loops are started once and own their streams", []string{"relay.driver", "relay.threads"}},
-	{"the greeting told connected callers of the engine socket these values", []string{"engine_api"}},
+	{"callers of the engine socket have received these values in the greeting", []string{"engine_api"}},
 	{"discovery runs continuously; a new source would start empty and remove all workers", []string{"discovery", "kube"}},
 	{"registered workers were admitted by it, and report sockets are open to these networks", []string{"registration.networks"}},
 	{"the index is created with it; a new one would start empty", []string{"index.max_bytes"}},
@@ -37,7 +37,7 @@ var restartOnly = []restartOnlyFields{
 	{"the table of records is created with this size", []string{"schedule.explain"}},
 }
 
-// restartReason is why a field needs a new process; "" of one that does not, or whose reason
+// restartReason is why a field needs a new process; "" for a field that does not, or whose reason
 // lies in what it is changed to.
 func restartReason(path string) string {
 	for _, f := range restartOnly {
