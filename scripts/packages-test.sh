@@ -10,6 +10,11 @@ missing=()
 command -v debootstrap >/dev/null || missing+=(debootstrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v rpm >/dev/null || missing+=(rpm)
+command -v man >/dev/null || missing+=(man-db)
+command -v groff >/dev/null || missing+=(groff-base)
+[ -e /usr/share/bash-completion/bash_completion ] || missing+=(bash-completion)
+command -v zsh >/dev/null || missing+=(zsh)
+command -v fish >/dev/null || missing+=(fish)
 if [ ${#missing[@]} -gt 0 ]; then
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq >/dev/null
@@ -59,6 +64,40 @@ done
 # The binary links only the C library.
 libraries() { [ "$(ldd "$1" | grep -c '=> ')" -le 1 ] || { ldd "$1"; return 1; }; }
 check "the binary loads only the C library" libraries "$work/files/usr/bin/sluice"
+
+# Man pages and completion, with the real programs.
+pages=$work/files/usr/share/man/man1
+check "a man page for every command" bash -c '
+  for name in $("$1/usr/bin/sluice" __complete "" 2>/dev/null | sed -n "s/^\([a-z][a-z-]*\)\t.*/\1/p"); do
+    [ -s "$2/sluice-$name.1.gz" ] || { echo "no page of $name"; exit 1; }
+    n=$((${n:-0} + 1))
+  done
+  [ "${n:-0}" -ge 15 ] || { echo "only ${n:-0} commands"; exit 1; }' - "$work/files" "$pages"
+lint_pages() { # groff finds no fault in a page, and man shows it
+  local page said
+  for page in "$pages"/*.gz; do
+    said=$(zcat "$page" | groff -man -ww -Wbreak -Tutf8 -z 2>&1)
+    [ -z "$said" ] || { echo "${page##*/}: $said"; return 1; }
+    man -l "$page" 2>/dev/null | grep -q EXAMPLE || { echo "${page##*/}: no examples"; return 1; }
+  done
+}
+check "groff accepts the man pages" lint_pages
+completes() { # completes SHELL COMMAND...: the shell's completion of "sluice dem" and of a flag's value
+  local said
+  said=$(PATH=$work/files/usr/bin:$PATH timeout 20 "$@" 2>&1)
+  [[ $said == *demo* && $said == *round_robin* ]] || { echo "$said"; return 1; }
+}
+bash_completion='compopt() { :; }; source /usr/share/bash-completion/bash_completion; source "$0"
+  complete_line() { COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE} COMP_TYPE=9; __start_sluice; echo "${COMPREPLY[@]}"; }
+  complete_line sluice dem; complete_line sluice serve --policy round'
+check "completion in bash" completes bash -c "$bash_completion" "$work/files/usr/share/bash-completion/completions/sluice"
+check "completion in fish" completes fish --no-config -c "source $work/files/usr/share/fish/vendor_completions.d/sluice.fish
+  complete -C 'sluice dem'; complete -C 'sluice serve --policy round'"
+# zsh completes in a terminal only: _describe, which shows the choices, is replaced by a print.
+check "completion in zsh" completes zsh -f -c "autoload -Uz compinit && compinit -u -d $work/zcompdump
+  source $work/files/usr/share/zsh/vendor-completions/_sluice
+  _describe() { for last; do :; done; print -l -- \${(P)last}; }; compstate=()
+  words=(sluice dem) CURRENT=2; _sluice; words=(sluice serve --policy round) CURRENT=4; _sluice"
 
 # Installation.
 cp "$deb" "$root/sluice.deb"
@@ -111,7 +150,7 @@ rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
 rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
 check "the .rpm has the units" grep -qx /usr/lib/systemd/system/sluice.service "$work/rpm.list"
 check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
-dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sort >"$work/deb.list"
+dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sed 's#/usr/share/zsh/vendor-completions/#/usr/share/zsh/site-functions/#' | sort >"$work/deb.list"
 check "the licences of the static libraries are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libzmq"
 check "both packages have the same files" bash -c "comm -3 '$work/deb.list' <(grep -Fxf '$work/deb.list' '$work/rpm.list') | tee /dev/stderr | wc -l | grep -qx 0"
 

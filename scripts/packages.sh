@@ -61,10 +61,15 @@ echo "packages: building sluice $version" >&2
 go build -trimpath \
   -ldflags "-s -w -X main.version=$version -X main.commit=$commit -X main.date=$date ${flags[*]@Q}" \
   -o "$build/sluice" ./cmd/sluice
+# Man pages, of a build with cobra/doc (see cmd/sluice/man.go), and completion scripts.
+go run -tags mandoc -ldflags "-X main.version=$version -X main.date=$date" ./cmd/sluice man "$build/man"
+gzip -9n "$build"/man/*.1
+mkdir -p "$build/completion"
+for shell in bash zsh fish; do "$build/sluice" completion "$shell" >"$build/completion/sluice.$shell"; done
 for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
-tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses
+tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion
 "$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
 (cd "$out" && sha256sum -- *"$version"* >"SHA256SUMS")
 ls -l "$out" >&2

@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"sluice/router/e2e/harness"
 )
 
 // runArgs runs one subcommand without standard input.
@@ -95,5 +100,44 @@ func TestUsageErrors(t *testing.T) {
 		if c.args != nil && strings.Count(errs.String(), "\n") > 2 {
 			t.Errorf("%q: more than a line:\n%s", c.args, &errs)
 		}
+	}
+}
+
+// TestCompletionScripts: the script of each shell is printed, and bash completes commands and values
+// of flags with it.
+func TestCompletionScripts(t *testing.T) {
+	for _, shell := range completionShells {
+		var out, errs bytes.Buffer
+		if code := runArgs("completion", []string{shell}, &out, &errs); code != 0 || !strings.Contains(out.String(), "sluice") || errs.Len() > 0 {
+			t.Errorf("%s: exit %d: %s", shell, code, &errs)
+		}
+	}
+	for _, args := range [][]string{nil, {"tcsh"}, {"bash", "zsh"}} {
+		var out, errs bytes.Buffer
+		if code := runArgs("completion", args, &out, &errs); code != 2 || !strings.Contains(errs.String(), "bash, zsh or fish") {
+			t.Errorf("%q: exit %d: %s", args, code, &errs)
+		}
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("no bash")
+	}
+	// A stub of the one function of bash-completion that the script needs.
+	script := `compopt() { :; }
+_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${words[cword]}; prev=${words[cword-1]}; }
+source <("$0" completion bash) || exit
+COMP_WORDS=(sluice dem) COMP_CWORD=1 COMP_TYPE=9; __start_sluice; echo "${COMPREPLY[@]}"
+COMP_WORDS=(sluice serve --policy round) COMP_CWORD=3; __start_sluice; echo "${COMPREPLY[@]}"
+COMP_WORDS=(sluice check --prob) COMP_CWORD=2; __start_sluice; echo "${COMPREPLY[@]}"`
+	binary := harness.BuiltBinary(t)
+	link := filepath.Join(t.TempDir(), "sluice")
+	if err := os.Symlink(binary, link); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), bash, "--norc", "-c", script, link)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(link)+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if want := "demo\nround_robin\n--probe\n"; err != nil || strings.ReplaceAll(string(out), " \n", "\n") != want {
+		t.Errorf("%v: %q; want %q", err, out, want)
 	}
 }

@@ -45,6 +45,9 @@ const (
 	groupOther     = "other"
 )
 
+// extraCommands are the commands of files with a build tag.
+var extraCommands []func() *cobra.Command
+
 // newRoot returns the command with all its subcommands.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
@@ -72,8 +75,11 @@ func newRoot() *cobra.Command {
 		initCommand(), checkCommand(), keyCommand(), doctorCommand(),
 		reloadCommand(), restartCommand(), explainCommand(), recordCommand(),
 		simCommand(), loadCommand(), replayCommand(),
-		versionCommand(),
+		completionCommand(), versionCommand(),
 	)
+	for _, extra := range extraCommands {
+		root.AddCommand(extra())
+	}
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd) })
 	root.SetUsageFunc(func(cmd *cobra.Command) error { printHelp(cmd.ErrOrStderr(), cmd); return nil })
 	root.SetFlagErrorFunc(flagError)
