@@ -8,7 +8,7 @@ func wideString(*byte, int, int, *[256]uint8) (at int, high uint32) {
 	panic("jsonscan: no wide registers")
 }
 
-func wideForm(*byte, *idsBefore) (wrong, commas, spaces uint64) {
+func wideForm(*byte, *simdCarry) (wrong, commas, spaces uint64) {
 	panic("jsonscan: no wide registers")
 }
 

@@ -20,7 +20,7 @@ GLOBL spaces<>(SB), RODATA|NOPTR, $8
 	SHLQ      $32, DX; \
 	ORQ       DX, out
 
-// func wideForm(p *byte, before *idsBefore) (wrong, commas, spaces uint64)
+// func wideForm(p *byte, before *simdCarry) (wrong, commas, spaces uint64)
 //
 // A byte less '0' is 9 or less, taken without a sign, only where it is a digit.
 TEXT ·wideForm(SB), NOSPLIT, $0-40
