@@ -1,6 +1,10 @@
 package compression
 
-import "bytes"
+import (
+	"bytes"
+
+	"sluice/dataplane/ascii"
+)
 
 // Algorithm is a content coding.
 type Algorithm uint8
@@ -32,11 +36,11 @@ func Parse(contentEncoding []byte) (Algorithm, bool) {
 
 func byName(v []byte) (Algorithm, bool) {
 	for c, name := range names {
-		if len(v) == len(name) && bytes.EqualFold(v, []byte(name)) {
+		if ascii.EqualFold(v, name) {
 			return Algorithm(c), true
 		}
 	}
-	if bytes.EqualFold(v, []byte("x-gzip")) { // RFC 9110, 8.4.1.3
+	if ascii.EqualFold(v, "x-gzip") { // RFC 9110, 8.4.1.3
 		return Gzip, true
 	}
 	return Identity, false

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/jsonscan"
 )
 
@@ -65,7 +66,7 @@ func AllowedModels(principal Principal, models []string) []string {
 // Anthropic's in X-Api-Key.
 func (x *Exchange) clientKey() []byte {
 	const scheme = "Bearer "
-	if v := x.head.find("Authorization"); len(v) > len(scheme) && equalFold(v[:len(scheme)], scheme) {
+	if v := x.head.find("Authorization"); len(v) > len(scheme) && ascii.EqualFold(v[:len(scheme)], scheme) {
 		return bytes.TrimLeft(v[len(scheme):], " ")
 	}
 	return x.head.find("X-Api-Key")

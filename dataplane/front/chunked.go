@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"sluice/dataplane/ascii"
 )
 
 const (
@@ -244,7 +246,7 @@ func (c *chunkedReader) parseTrailer(b byte) error {
 // content.
 func forbiddenTrailer(name []byte) bool {
 	for _, prefix := range [...]string{"X-Forwarded", "X-Real-IP"} {
-		if len(name) >= len(prefix) && equalFold(name[:len(prefix)], prefix) {
+		if len(name) >= len(prefix) && ascii.EqualFold(name[:len(prefix)], prefix) {
 			return true
 		}
 	}
@@ -253,7 +255,7 @@ func forbiddenTrailer(name []byte) bool {
 		"Expect", "Host", "Keep-Alive", "Location", "Max-Forwards", "Proxy-Authenticate", "Proxy-Authorization",
 		"Proxy-Connection", "Range", "Set-Cookie", "TE", "Trailer", "Transfer-Encoding", "WWW-Authenticate",
 	} {
-		if equalFold(name, field) {
+		if ascii.EqualFold(name, field) {
 			return true
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/compression"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
@@ -31,7 +32,7 @@ func TestCompressedRequest(t *testing.T) {
 			t.Error("the handler does not see the client's header lines as they came")
 		}
 		for _, f := range x.ForwardFields(nil) {
-			if equalFold([]byte(f.Name), "Content-Encoding") {
+			if ascii.EqualFold(f.Name, "Content-Encoding") {
 				t.Error("the engine would be told of a coding that the body no longer has")
 			}
 		}

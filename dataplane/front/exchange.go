@@ -9,6 +9,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
@@ -119,7 +120,7 @@ func (x *Exchange) OverrideRequestHeader(name, value string) {
 
 func (x *Exchange) overriddenHeader(name string) []byte {
 	for i := range x.requestOverrides {
-		if equalFold([]byte(x.requestOverrides[i].name), name) {
+		if ascii.EqualFold(x.requestOverrides[i].name, name) {
 			return []byte(x.requestOverrides[i].value)
 		}
 	}
@@ -185,7 +186,7 @@ func (x *Exchange) SetHeader(name, value string) {
 		}, value)
 	}
 	for i := range x.responseHeaders {
-		if equalFold([]byte(x.responseHeaders[i].name), name) {
+		if ascii.EqualFold(x.responseHeaders[i].name, name) {
 			x.responseHeaders[i].value = value
 			return
 		}
@@ -322,7 +323,7 @@ func (x *Exchange) forwardHeader(name, value []byte) {
 		return
 	}
 	for i := range x.responseHeaders {
-		if equalFold(name, x.responseHeaders[i].name) && !equalFold(name, "Vary") {
+		if ascii.EqualFold(name, x.responseHeaders[i].name) && !ascii.EqualFold(name, "Vary") {
 			return
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"sluice/dataplane/ascii"
 )
 
 const expectContinue = "100-continue"
@@ -17,7 +19,7 @@ func normalizeExpect(h *fasthttp.RequestHeader) {
 	case len(v) == 0:
 	case !h.IsHTTP11():
 		h.Del("Expect")
-	case equalFold(v, expectContinue):
+	case ascii.EqualFold(v, expectContinue):
 		h.Set("Expect", expectContinue)
 	}
 }

@@ -3,6 +3,7 @@ package front
 import (
 	"unsafe"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/upstream"
 )
 
@@ -22,7 +23,7 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 		if !classOf(name).reachesEngine(x.srv.initial.WithholdClientKeys) || x.head.isOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
 			continue
 		}
-		typed = typed || equalFold(name, "Content-Type")
+		typed = typed || ascii.EqualFold(name, "Content-Type")
 		dst = append(dst, upstream.Field{Name: unsafeString(name), Value: unsafeString(x.head.valueOf(l))})
 	}
 	for i := range x.requestOverrides {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
@@ -99,7 +100,7 @@ func EndpointOf(path string) *Endpoint {
 // ResponseHeader returns the value that SetHeader set, "" if it set none.
 func (x *Exchange) ResponseHeader(name string) string {
 	for i := range x.responseHeaders {
-		if equalFold([]byte(x.responseHeaders[i].name), name) {
+		if ascii.EqualFold(x.responseHeaders[i].name, name) {
 			return x.responseHeaders[i].value
 		}
 	}
@@ -126,7 +127,7 @@ func (x *Exchange) claimResponse(status int) bool {
 // inProcessHeader is Header of an in-process exchange, or HeaderList if list is true.
 func (x *Exchange) inProcessHeader(name string, list bool) (value []byte) {
 	for i := range x.fields {
-		if !equalFold([]byte(x.fields[i].Name), name) {
+		if !ascii.EqualFold(x.fields[i].Name, name) {
 			continue
 		}
 		if !list {
@@ -148,7 +149,7 @@ func (x *Exchange) inProcessFields(dst []upstream.Field) []upstream.Field {
 		if c := classOf(name); neverForwarded(c) || c == headerIdentity {
 			continue
 		}
-		typed = typed || equalFold(name, "Content-Type")
+		typed = typed || ascii.EqualFold(name, "Content-Type")
 		dst = append(dst, f)
 	}
 	if !typed {

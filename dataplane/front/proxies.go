@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/proxyproto"
 )
@@ -178,9 +179,9 @@ func (x *Exchange) resolveClientIP() {
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
 		switch name := x.head.nameOf(l); {
-		case p.Forwarded == ForwardedX && equalFold(name, string(ForwardedX)):
+		case p.Forwarded == ForwardedX && ascii.EqualFold(name, string(ForwardedX)):
 			chain.AddXForwardedFor(x.head.valueOf(l))
-		case p.Forwarded == ForwardedRFC && equalFold(name, string(ForwardedRFC)):
+		case p.Forwarded == ForwardedRFC && ascii.EqualFold(name, string(ForwardedRFC)):
 			chain.AddForwarded(x.head.valueOf(l))
 		}
 	}

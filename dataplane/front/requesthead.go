@@ -3,6 +3,8 @@ package front
 import (
 	"bytes"
 	"math"
+
+	"sluice/dataplane/ascii"
 )
 
 // Values of requestHead.length that are not a Content-Length.
@@ -38,7 +40,7 @@ func (h *requestHead) valueOf(l *headerLine) []byte { return h.raw[l.value:l.val
 // raw.
 func (h *requestHead) find(name string) []byte {
 	for i := range h.lines {
-		if l := &h.lines[i]; equalFold(h.nameOf(l), name) {
+		if l := &h.lines[i]; ascii.EqualFold(h.nameOf(l), name) {
 			return h.raw[l.value:l.valueEnd:l.valueEnd]
 		}
 	}
@@ -51,7 +53,7 @@ func (h *requestHead) findAll(name string) (all []byte) {
 	for i := range h.lines {
 		l := &h.lines[i]
 		switch {
-		case !equalFold(h.nameOf(l), name):
+		case !ascii.EqualFold(h.nameOf(l), name):
 		case all == nil:
 			all = h.raw[l.value:l.valueEnd:l.valueEnd]
 		default: // append allocates, because all has no spare capacity; raw stays unchanged
@@ -155,18 +157,18 @@ func (h *requestHead) checkFraming() string {
 		name, value := h.nameOf(l), h.valueOf(l)
 		switch len(name) {
 		case len("Host"):
-			if equalFold(name, "Host") {
+			if ascii.EqualFold(name, "Host") {
 				hosts++
 				if !isAuthority(value) {
 					return "the Host header must be one host, with or without a port: host[:port]"
 				}
 			}
 		case len("Content-Type"):
-			if equalFold(name, "Content-Type") {
+			if ascii.EqualFold(name, "Content-Type") {
 				types++
 			}
 		case len("Content-Length"):
-			if equalFold(name, "Content-Length") {
+			if ascii.EqualFold(name, "Content-Length") {
 				lengths++
 				n, ok := parseLength(value)
 				if !ok {
@@ -175,16 +177,16 @@ func (h *requestHead) checkFraming() string {
 				h.length = n
 			}
 		case len("Transfer-Encoding"):
-			if equalFold(name, "Transfer-Encoding") {
+			if ascii.EqualFold(name, "Transfer-Encoding") {
 				encodings++
-				if !equalFold(value, "chunked") {
+				if !ascii.EqualFold(value, "chunked") {
 					return "Transfer-Encoding must be chunked"
 				}
 			}
 		case len("Expect"):
-			h.hasExpect = h.hasExpect || equalFold(name, "Expect")
+			h.hasExpect = h.hasExpect || ascii.EqualFold(name, "Expect")
 		case len("Connection"):
-			if equalFold(name, "Connection") && !h.addConnectionOptions(l) {
+			if ascii.EqualFold(name, "Connection") && !h.addConnectionOptions(l) {
 				return "the Connection header must name at most 32 other headers"
 			}
 		}
@@ -228,8 +230,8 @@ func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 			to--
 		}
 		switch option := h.raw[from:to]; {
-		case len(option) == 0, equalFold(option, "keep-alive"):
-		case equalFold(option, "close"):
+		case len(option) == 0, ascii.EqualFold(option, "keep-alive"):
+		case ascii.EqualFold(option, "close"):
 			h.close = true
 		case len(h.options) == maxConnectionOptions:
 			return false
@@ -248,7 +250,7 @@ func (h *requestHead) isOption(name []byte) bool {
 		return false
 	}
 	for _, o := range h.options {
-		if bytes.EqualFold(h.raw[o[0]:o[1]], name) {
+		if ascii.EqualFold(h.raw[o[0]:o[1]], name) {
 			return true
 		}
 	}
@@ -295,18 +297,4 @@ func isToken(b []byte) bool {
 		}
 	}
 	return len(b) > 0
-}
-
-// equalFold reports whether b and s are equal if the case of ASCII letters is ignored.
-func equalFold(b []byte, s string) bool {
-	if len(b) != len(s) {
-		return false
-	}
-	for i := range len(b) {
-		x, y := b[i], s[i]
-		if x != y && (x|0x20 != y|0x20 || x|0x20 < 'a' || x|0x20 > 'z') {
-			return false
-		}
-	}
-	return true
 }

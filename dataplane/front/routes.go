@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/compression"
 )
 
@@ -242,7 +243,7 @@ func isJSON(value []byte) bool { return len(value) == 0 || namesJSON(value) }
 // namesJSON reports whether a Content-Type is application/json, with any parameters.
 func namesJSON(value []byte) bool {
 	media, _, _ := bytes.Cut(value, []byte{';'})
-	return equalFold(bytes.TrimRight(media, " \t"), "application/json")
+	return ascii.EqualFold(bytes.TrimRight(media, " \t"), "application/json")
 }
 
 // quotedForError quotes up to 80 bytes of a client's input for an error message. appendJSONString

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"net/netip"
 	"strings"
+
+	"sluice/dataplane/ascii"
 )
 
 // Error messages about a request target. They are meant for the client.
@@ -69,7 +71,7 @@ func beforeQuery(b []byte) []byte {
 // 3.1). ok is false if target begins with neither.
 func afterScheme(target []byte) (rest []byte, ok bool) {
 	for _, scheme := range [...]string{"http://", "https://"} {
-		if len(target) >= len(scheme) && equalFold(target[:len(scheme)], scheme) {
+		if len(target) >= len(scheme) && ascii.EqualFold(target[:len(scheme)], scheme) {
 			return target[len(scheme):], true
 		}
 	}

@@ -1,6 +1,10 @@
 package sse
 
-import "bytes"
+import (
+	"bytes"
+
+	"sluice/dataplane/ascii"
+)
 
 // Protocol is the event protocol of a stream. It decides what an error event looks like and what
 // ends a complete stream.
@@ -19,7 +23,7 @@ var eventStreamType = []byte("text/event-stream")
 // IsEventStream reports whether a Content-Type is that of server-sent events.
 func IsEventStream(contentType []byte) bool {
 	n := len(eventStreamType)
-	return len(contentType) >= n && bytes.EqualFold(contentType[:n], eventStreamType) &&
+	return len(contentType) >= n && ascii.EqualFold(contentType[:n], eventStreamType) &&
 		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
 }
 

@@ -1,38 +1,23 @@
 package upstream
 
+import "sluice/dataplane/ascii"
+
 // hopByHop reports whether a header belongs to one connection only. That includes Content-Length,
 // which is written by whoever writes the body.
 func hopByHop[T string | []byte](name T) bool {
 	switch len(name) {
 	case 2:
-		return foldEqual(name, "te")
+		return ascii.EqualFold(name, "te")
 	case 7:
-		return foldEqual(name, "upgrade") || foldEqual(name, "trailer")
+		return ascii.EqualFold(name, "upgrade") || ascii.EqualFold(name, "trailer")
 	case 10:
-		return foldEqual(name, "connection") || foldEqual(name, "keep-alive")
+		return ascii.EqualFold(name, "connection") || ascii.EqualFold(name, "keep-alive")
 	case 14:
-		return foldEqual(name, "content-length")
+		return ascii.EqualFold(name, "content-length")
 	case 17:
-		return foldEqual(name, "transfer-encoding")
+		return ascii.EqualFold(name, "transfer-encoding")
 	}
-	return len(name) > 6 && foldEqual(name[:6], "proxy-")
-}
-
-// foldEqual compares ASCII without case. lower is in lower case.
-func foldEqual[T string | []byte](s T, lower string) bool {
-	if len(s) != len(lower) {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		b := s[i]
-		if 'A' <= b && b <= 'Z' {
-			b |= 0x20
-		}
-		if b != lower[i] {
-			return false
-		}
-	}
-	return true
+	return len(name) > 6 && ascii.EqualFold(name[:6], "proxy-")
 }
 
 const (

@@ -3,6 +3,8 @@ package upstream
 import (
 	"bytes"
 	"fmt"
+
+	"sluice/dataplane/ascii"
 )
 
 // maxHeadLines bounds the header lines of one response.
@@ -117,7 +119,7 @@ func (h *headParser) fieldLine(buf []byte, line span) error {
 	if f.hop {
 		return h.hopField(name, value)
 	}
-	if len(name) == len("content-encoding") && len(value) > 0 && foldEqual(name, "content-encoding") && !foldEqual(value, "identity") {
+	if len(name) == len("content-encoding") && len(value) > 0 && ascii.EqualFold(name, "content-encoding") && !ascii.EqualFold(value, "identity") {
 		return fmt.Errorf("%w: %q", ErrContentEncoding, cutTo(value, 40))
 	}
 	return nil
@@ -126,7 +128,7 @@ func (h *headParser) fieldLine(buf []byte, line span) error {
 // hopField handles the headers that determine framing and keep-alive.
 func (h *headParser) hopField(name, value []byte) error {
 	switch {
-	case foldEqual(name, "content-length"):
+	case ascii.EqualFold(name, "content-length"):
 		if h.length >= 0 {
 			return protocolError("two Content-Length headers")
 		}
@@ -141,20 +143,20 @@ func (h *headParser) hopField(name, value []byte) error {
 			n = n*10 + int64(d-'0')
 		}
 		h.length = n
-	case foldEqual(name, "transfer-encoding"):
+	case ascii.EqualFold(name, "transfer-encoding"):
 		if h.chunked {
 			return protocolError("two Transfer-Encoding headers")
 		}
-		if !foldEqual(value, "chunked") {
+		if !ascii.EqualFold(value, "chunked") {
 			return protocolError("Transfer-Encoding %q: want chunked", cutTo(value, 40))
 		}
 		h.chunked = true
-	case foldEqual(name, "connection"):
+	case ascii.EqualFold(name, "connection"):
 		eachToken(value, func(token []byte) {
 			switch {
-			case foldEqual(token, "close"):
+			case ascii.EqualFold(token, "close"):
 				h.closing = true
-			case foldEqual(token, "keep-alive"):
+			case ascii.EqualFold(token, "keep-alive"):
 				h.keepAlive = true
 			default:
 				h.hasNominated = true
@@ -176,13 +178,13 @@ func (h *headParser) finish(buf []byte) error {
 		return nil
 	}
 	for _, f := range h.fields {
-		if !f.hop || !foldEqual(buf[f.name.from:f.name.to], "connection") {
+		if !f.hop || !ascii.EqualFold(buf[f.name.from:f.name.to], "connection") {
 			continue
 		}
 		eachToken(buf[f.value.from:f.value.to], func(token []byte) {
 			for i := range h.fields {
 				n := h.fields[i].name
-				if bytes.EqualFold(buf[n.from:n.to], token) {
+				if ascii.EqualFold(buf[n.from:n.to], token) {
 					h.fields[i].hop = true
 				}
 			}

@@ -3,6 +3,8 @@ package upstream
 import (
 	"strconv"
 	"time"
+
+	"sluice/dataplane/ascii"
 )
 
 // Field is one header line.
@@ -85,7 +87,7 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	dst = append(dst, "\r\n"...)
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		if isConnectionField(f.Name) || e.opt.Key != "" && foldEqual(f.Name, "authorization") {
+		if isConnectionField(f.Name) || e.opt.Key != "" && ascii.EqualFold(f.Name, "authorization") {
 			continue
 		}
 		dst = append(dst, f.Name...)
@@ -111,9 +113,9 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 func isConnectionField(name string) bool {
 	switch len(name) {
 	case 4:
-		return foldEqual(name, "host")
+		return ascii.EqualFold(name, "host")
 	case 6:
-		return foldEqual(name, "expect")
+		return ascii.EqualFold(name, "expect")
 	default:
 		return hopByHop(name)
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"sluice/dataplane/ascii"
 	"sluice/dataplane/membudget"
 )
 
@@ -75,7 +76,7 @@ func (r *Response) Header(name string) []byte {
 	buf := r.c.buf
 	for i := range r.c.head.fields {
 		f := &r.c.head.fields[i]
-		if equalFold(buf[f.name.from:f.name.to], name) {
+		if ascii.EqualFold(buf[f.name.from:f.name.to], name) {
 			return buf[f.value.from:f.value.to:f.value.to]
 		}
 	}
@@ -405,17 +406,4 @@ func (r *Response) grow(dst []byte, want int64, count *membudget.Count, counted 
 		*counted = size
 	}
 	return grown, nil
-}
-
-func equalFold(name []byte, want string) bool {
-	if len(name) != len(want) {
-		return false
-	}
-	for i, b := range name {
-		w := want[i]
-		if b != w && (b|0x20 != w|0x20 || b|0x20 < 'a' || b|0x20 > 'z') {
-			return false
-		}
-	}
-	return true
 }
