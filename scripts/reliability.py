@@ -102,7 +102,7 @@ POINTS = [
      [(E2E + "families", "TestDecodeOnlyFallbackWithoutPrefill"), (E2E + "families", "TestLastingFallbackIsReported"), (E2E + "families", "TestLLMDSimHandle"), ("./router/kvevents", "TestLLMDSimEvents")]),
     ("Clients that leave while prefill answers",
      "the router reads the answer and releases its blocks within a second",
-     [(E2E + "abort", "TestClientAbortsWhilePrefillAnswers", r"abandoned prefills were free"), (E2E + "abort", "TestLateAbortsLeaveNothingPinned", r"all blocks were free after"), (E2E + "abort", "TestAbandonedDecodeEndsByItself")]),
+     [(E2E + "abort", "TestClientAbortsWhilePrefillAnswers", r"abandoned prefills were free"), (E2E + "abort", "TestLateAbortsLeaveNothingLeased", r"all blocks were free after"), (E2E + "abort", "TestAbandonedDecodeEndsByItself")]),
     ("Hot restarts under clients that keep connections",
      "the new process receives idle connections; no POST is lost",
      [(E2E + "restart", "TestRestartKeepsIdleConnections"), (E2E + "restart", "TestRestartLosesNoPost", r"restarts, \d+ POSTs"), (FRONT, "TestHandOffLosesNothing", r"requests answered")]),

@@ -22,7 +22,7 @@ import (
 const maxAnswer = 1 << 20
 
 // handleAnswer decides what follows a response head: reply, relay, or run the attempt again.
-func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
+func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 	opt, rank := q.settings, l.rank
 	q.whole = false
 	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
@@ -47,7 +47,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		}
 	}
 	if relayed && q.whole {
-		q.onKV(abort.Decoded)
+		q.prefillLeg.onKV(abort.Decoded)
 		relayed = false
 	}
 	if relayed {
@@ -71,7 +71,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	defer resp.Release()
 	defer l.release()
 	if !q.keepsAbortRule() {
-		q.armAbort(l, abort.PhaseAnswer)
+		q.armAbort(abort.PhaseAnswer)
 	}
 	err := q.leaseReply(resp)
 	if err == nil {
@@ -87,7 +87,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 			err = q.awaitPrefillAnswer()
 		}
 	}
-	q.x.OnClientGone(nil)
+	q.disarmAbort()
 	elapsed := l.elapsed()
 	if err != nil {
 		if q.concurrent != nil {
@@ -98,7 +98,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	if resp.Status == 200 {
 		opt.Fleet.ReportStatus(rank, status)
 	}
-	if retry && l.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
+	if retry && l.hasConnector && q.concurrent == nil && q.prefillLeg.transfer.AwaitLoss() {
 		// The transfer failed, not the engine.
 		return q.endLostHandover(l)
 	}

@@ -117,9 +117,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 
 // resetHandover clears the hand-over of the previous attempt.
 func (q *request) resetHandover() {
-	q.unwatchTransfer()
-	q.onKV(abort.Abandoned)
-	q.kv = abort.KV{}
+	q.prefillLeg.abandon()
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
 	q.handover = family.Handover{
@@ -133,7 +131,7 @@ func (q *request) resetHandover() {
 func (q *request) fallBackToPlainDecode() bool {
 	q.handover.Handle = nil
 	// No decode engine will read the blocks of a handle whose lease ends too soon.
-	q.onKV(abort.Abandoned)
+	q.prefillLeg.onKV(abort.Abandoned)
 	if q.x.ClientGone() { // an engine whose call was half-closed may still answer, with an empty response
 		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
 		return false
@@ -353,7 +351,7 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 
 // endFailedLeg ends a leg that failed. If its hand-over is lost or its client has disconnected,
 // done is true and end says what follows.
-func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done bool) {
+func (q *request) endFailedLeg(l *decodeLeg, err error) (f failure, end legEnd, done bool) {
 	if !q.acceptAnswer() {
 		return f, q.endLostHandover(l), true
 	}
@@ -369,7 +367,7 @@ func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done b
 
 // retryOrRefuse runs the attempt of a failed leg again if retry is set and mayRetry allows it.
 // Otherwise it refuses the request.
-func (q *request) retryOrRefuse(f failure, l *leg, err error, retry bool) legEnd {
+func (q *request) retryOrRefuse(f failure, l *decodeLeg, err error, retry bool) legEnd {
 	if retry && q.mayRetry(l.kind, f.down) {
 		return legRetry
 	}
@@ -392,7 +390,7 @@ func (q *request) triesSuffix(leg schedule.LegKind) string {
 
 // handleBrokenAnswer ends a leg whose response broke off after its head, before the client has
 // received any of it. The request does not run again after a timeout.
-func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
+func (q *request) handleBrokenAnswer(l *decodeLeg, err error) legEnd {
 	f, end, done := q.endFailedLeg(l, err)
 	if done {
 		return end

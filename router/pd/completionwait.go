@@ -30,7 +30,7 @@ const peerCheckInterval = 200 * time.Millisecond
 // awaitCompletions waits between the legs until the engines report that the transfer is complete.
 // If that takes longer than PD.NotifyWait, or one of the two engines is lost, the legs run again on
 // other ranks, or another decode worker runs the whole request. Without another decode worker it
-// refuses the request. It answers with an error if the client disconnects.
+// refuses the request. It returns early if the client disconnects.
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
 	select {
 	case <-expectation.Done():
@@ -38,7 +38,7 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 		return prefillDone
 	default:
 	}
-	until := q.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
+	until := q.prefillLeg.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
 	if by := began.Add(q.settings.Timeouts.Prefill); by.Before(until) {
 		until = by
 	}
@@ -65,8 +65,7 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 			}
 			timer.Reset(min(until.Sub(now), peerCheckInterval))
 		case <-clientGone:
-			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
-			return prefillAnswered
+			return prefillDone // the caller ends the request by the rule of abort.PhaseBetween
 		}
 	}
 }
@@ -94,7 +93,7 @@ func newCompletionTimer() *completionTimer {
 // legs run again on other workers, or another decode worker runs the whole request.
 func (q *request) completionTimedOut() prefillEnd {
 	q.handover.Handle, q.unsent = nil, false
-	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
+	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.prefillLeg.handleAt).Round(time.Millisecond))
 	q.noteFallback("not_completed", detail+"; "+q.handover.Decode.ID.String()+" may have blocks of it that were never written")
 	q.exclude(q.handover.Prefill, excludedError)
 	if !q.excludeTaintedDecode(detail + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.completion_timeout 0)") {

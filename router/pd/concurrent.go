@@ -137,8 +137,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	if !q.detachLeg(&b.detachedLeg, rank) {
 		return nil
 	}
-	q.legSent = true
-	b.legRecord = q.startLeg(schedule.PrefillLeg, choice, nil).legRecord
+	q.startLeg(&b.legRecord, schedule.PrefillLeg, choice)
 	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.x.RequestID, q.prompt.Count
 	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
@@ -414,29 +413,29 @@ func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 		q.refuseForMemory()
 		return legAnswered
 	}
-	if q.transfer != nil {
+	if q.prefillLeg.transfer != nil {
 		b.retain() // the watcher may cancel decode's call until the watch is closed
 	}
 	q.concurrent = b
 	end := q.runConcurrentDecode(&choice, &b.decode)
-	q.concurrent = nil
+	q.concurrent, q.decodeLeg.call = nil, nil
 	b.drop() // not deferred: after a panic the front may still use its cancel functions
 	return end
 }
 
 // runConcurrentDecode runs the decode leg of runConcurrent.
 func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
-	l := q.startLeg(schedule.DecodeLeg, choice, call)
-	resp, err := q.callDecode(&l)
+	l := q.startDecode(schedule.DecodeLeg, choice, call)
+	resp, err := q.callDecode(l)
 	if err != nil {
-		return q.handleConcurrentFailure(&l, err)
+		return q.handleConcurrentFailure(l, err)
 	}
-	return q.handleAnswer(&l, resp)
+	return q.handleAnswer(l, resp)
 }
 
 // handleConcurrentFailure ends a decode leg of a Concurrent pair that failed or was cancelled:
 // because the client disconnected, prefill failed, or the hand-over is lost.
-func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
+func (q *request) handleConcurrentFailure(l *decodeLeg, err error) legEnd {
 	b, elapsed := q.concurrent, l.elapsed()
 	clientGone := b.call.Cancelled() // up to here only a disconnect cancels it
 	q.endConcurrentPrefill(!classify(err).unsent)

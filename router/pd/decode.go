@@ -27,7 +27,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 	opt := q.settings
 	for try := 1; ; try++ {
 		if q.handover.Handle != nil && q.leaseExpired() {
-			q.noteFallback("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
+			q.noteFallback("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.prefillLeg.handleAt).Round(time.Millisecond)))
 			if q.triesLeft() {
 				return legRetry
 			}
@@ -35,7 +35,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 				return legAnswered
 			}
 		}
-		if reason := q.transfer.LostReason(); reason != "" && q.handover.Handle != nil {
+		if reason := q.prefillLeg.transfer.LostReason(); reason != "" && q.handover.Handle != nil {
 			if q.handleLostHandover(reason) == legRetry {
 				return legRetry
 			}
@@ -58,21 +58,21 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		if kind == schedule.DecodeLeg && q.handover.Handle == nil {
 			choice.Reservation.SetNoPull()
 		}
-		l := q.startLeg(kind, &choice, q.newCall())
-		resp, err := q.callDecode(&l)
-		q.updateKV(&l, resp, err)
+		l := q.startDecode(kind, &choice, nil)
+		resp, err := q.callDecode(l)
+		q.updateKV(l, resp, err)
 		if err == nil {
-			return q.handleAnswer(&l, resp)
+			return q.handleAnswer(l, resp)
 		}
 		l.release()
-		f, end, done := q.endFailedLeg(&l, err)
+		f, end, done := q.endFailedLeg(l, err)
 		switch {
 		case done:
 			return end
 		case q.mayResend(kind, f, try):
 			opt.Observer.Retried(kind) // same handle and id, because no engine has seen them
 		default:
-			return q.retryOrRefuse(f, &l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.time()))
+			return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.time()))
 		}
 	}
 }
@@ -103,22 +103,22 @@ func (q *request) refuseNoRank(leg schedule.LegKind) {
 }
 
 // updateKV updates the state of the handle's blocks after a decode leg's response head or failure.
-func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
+func (q *request) updateKV(l *decodeLeg, resp *upstream.Response, err error) {
 	f := classify(err)
 	switch {
 	case err != nil && f.unsent:
-		q.onKV(abort.Unsent)
+		q.prefillLeg.onKV(abort.Unsent)
 	case err == nil && resp.Status == 200 && q.shouldRelay(resp):
-		q.onKV(abort.HeadCame)
+		q.prefillLeg.onKV(abort.HeadCame)
 	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
 		// The engine no longer needs the handle, or it refused the request and notifies prefill of
 		// that. After a timeout it may still be working; the end of its connection tells it that
 		// nobody waits.
-		q.onKV(abort.Decoded)
-	case l.call.Cancelled() && !l.abort.IsUncertain() && q.transfer.LostReason() != "failed":
-		q.onKV(abort.Decoded)
+		q.prefillLeg.onKV(abort.Decoded)
+	case l.call.Cancelled() && q.prefillLeg.transfer.LostReason() != "failed":
+		q.reclaimKV(abort.PhaseDecode, !l.abort.IsUncertain())
 	default:
-		q.onKV(abort.Dropped)
+		q.prefillLeg.onKV(abort.Dropped)
 	}
 }
 
@@ -138,7 +138,7 @@ func (q *request) leaseExpired() bool {
 // leaseDeadline returns when the prefill engine frees the handle's blocks: one lease after its
 // response, or later if the router renews the lease.
 func (q *request) leaseDeadline() time.Time {
-	return q.kv.Held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
+	return q.prefillLeg.kv.Held().Until(q.prefillLeg.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
 // reserveDecode chooses the decode rank before the prefill leg, for families whose prefill leg
@@ -170,7 +170,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 
 // callDecode sends the leg and waits for the response head. The abort rule of abort.PhaseDecode is armed
 // during that time.
-func (q *request) callDecode(l *leg) (*upstream.Response, error) {
+func (q *request) callDecode(l *decodeLeg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
 	q.legRequest.Reset()
 	q.acquireSlot(l)
@@ -186,7 +186,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
-	q.armAbort(l, abort.PhaseDecode)
+	q.armAbort(abort.PhaseDecode)
 	q.guardDecode(l)
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
@@ -195,13 +195,13 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 		Body:        q.legBody(),
 		HeadTimeout: head,
 		Deadline:    q.decodeDeadline(began),
-		Grace:       q.closeGrace(l),
+		Grace:       q.closeGrace(),
 		Group:       q.settings.Fleet.Calls(rank),
 		Tokens:      q.tokensToCompute(),
 	}, call)
 	l.abort.MarkEnded()
 	if err != nil || !q.keepsAbortRule() || !family.RetryableStatus(resp.Status) && q.shouldRelay(resp) {
-		q.x.OnClientGone(nil)
+		q.disarmAbort()
 	}
 	return resp, err
 }

@@ -3,7 +3,6 @@ package pd
 import (
 	"testing"
 
-	"sluice/dataplane/upstream"
 	"sluice/router/fleet"
 	"sluice/router/pd/abort"
 	"sluice/router/worker"
@@ -12,14 +11,15 @@ import (
 // TestEngineDownMonitorAllocatesNothing checks that starting and stopping a request's monitor
 // allocates nothing after the first time.
 func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
-	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: abort.NewDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank := &request{runState: runState{r: &Runner{downMonitors: abort.NewDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}
+	q.decodeLeg.newCall()
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
 	q.settings.Fleet = all
-	q.monitorPrefill(rank, call)
-	v := q.downMonitor
+	q.monitorPrefill(rank)
+	v := q.decodeLeg.monitor
 	if n := testing.AllocsPerRun(200, func() {
-		q.monitorPrefill(rank, call)
+		q.monitorPrefill(rank)
 		if !v.Finish() {
 			t.Error("lost without a look")
 		}
@@ -30,14 +30,15 @@ func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkEngineDownMonitor(b *testing.B) {
-	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: abort.NewDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank := &request{runState: runState{r: &Runner{downMonitors: abort.NewDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}
+	q.decodeLeg.newCall()
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
 	q.settings.Fleet = all
 	b.ReportAllocs()
 	for b.Loop() {
-		q.monitorPrefill(rank, call)
-		q.downMonitor.Finish()
-		q.downMonitor.Reset()
+		q.monitorPrefill(rank)
+		q.decodeLeg.monitor.Finish()
+		q.decodeLeg.monitor.Reset()
 	}
 }

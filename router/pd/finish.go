@@ -13,7 +13,7 @@ import (
 
 // replyAnswer sends a complete engine response to the client and records the outcome. at is when
 // the response arrived.
-func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
+func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Time) {
 	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
 	body := q.reply
 	if resp.Status == 200 {
@@ -59,7 +59,7 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 
 // setWorkerHeaders writes the chosen workers, the plan and the predicted cached tokens into the
 // response headers. The prediction is that of the rank that computes the prompt.
-func (q *request) setWorkerHeaders(l *leg) {
+func (q *request) setWorkerHeaders(l *decodeLeg) {
 	cached := int(l.predicted)
 	if q.usesPrefill() {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)

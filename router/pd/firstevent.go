@@ -28,9 +28,9 @@ var errNoOutput = errors.New("the engine ended the stream before the first event
 // client gets anything: if a hand-over may be lost, if later events repeat the first, or if the
 // request could run again now but the stream could not migrate later. The last does not apply if
 // keep-alive comments start with the engine's head.
-func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
+func (q *request) inspectsFirstEvent(l *decodeLeg, resp *upstream.Response) bool {
 	switch {
-	case q.concurrent != nil, q.handover.Trial, l.hasConnector, q.resumption != nil, q.downMonitor.InUse(), q.repeatsFirstEvent(), q.mayHold(resp):
+	case q.concurrent != nil, q.handover.Trial, l.hasConnector, q.resumption != nil, q.decodeLeg.monitor.InUse(), q.repeatsFirstEvent(), q.mayHold(resp):
 		return true
 	}
 	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
@@ -98,9 +98,9 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 // awaitFirstEvent waits for the beginning of a stream before the client gets any of it. Until then
 // a pair that fails can run again, and a trial can decline. on reports that the caller must relay
 // the stream.
-func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
-	q.armAbort(l, abort.PhaseAnswer)
-	defer q.x.OnClientGone(nil)
+func (q *request) awaitFirstEvent(l *decodeLeg, resp *upstream.Response) (end legEnd, on bool) {
+	q.armAbort(abort.PhaseAnswer)
+	defer q.disarmAbort()
 	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
 	if !isEventStream(resp) {
@@ -109,7 +109,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	if err == nil && !declined && resp.Status == 200 && isEventStream(resp) && resp.ContentLength == upstream.LengthChunked && family.EndsWithoutOutput(prefix) {
 		err = errNoOutput
 	}
-	if err == nil && !declined && q.concurrent == nil && l.hasConnector && family.InitialErrorStatus(prefix) > 0 && q.transfer.AwaitLoss() {
+	if err == nil && !declined && q.concurrent == nil && l.hasConnector && family.InitialErrorStatus(prefix) > 0 && q.prefillLeg.transfer.AwaitLoss() {
 		defer resp.Release()
 		return q.endLostHandover(l), false
 	}
@@ -126,7 +126,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(l, prefix) {
 		defer resp.Release()
-		q.giveUpKV(l)
+		q.reclaimKV(abort.PhaseAnswer, true)
 		l.end(string(front.UpstreamFailed))
 		return legRetry, false
 	}
@@ -135,7 +135,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	defer resp.Release()
 	if err != nil {
-		q.giveUpKV(l)
+		q.reclaimKV(abort.PhaseAnswer, true)
 	}
 	switch {
 	case declined:
@@ -149,7 +149,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 
 // retriesInitialError reports whether a request runs again whose stream begins with an error. If
 // not, the client gets the engine's error.
-func (q *request) retriesInitialError(l *leg, prefix []byte) bool {
+func (q *request) retriesInitialError(l *decodeLeg, prefix []byte) bool {
 	status := family.InitialErrorStatus(prefix)
 	if !family.RetryableStatus(status) || !q.acceptAnswer() {
 		return false

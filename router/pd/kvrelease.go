@@ -17,7 +17,7 @@ import (
 //
 // It runs on the request's goroutine and ends by the lease or the decode timeout.
 func (q *request) releaseKV() {
-	if q.kv.Held().CanRelease() {
+	if q.prefillLeg.kv.Held().CanRelease() {
 		q.noteFallback("abandoned_handle", "the client disconnected between the legs; prefill is asked to free its blocks")
 		return // recycle releases it
 	}
@@ -58,7 +58,7 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
-		q.onKV(abort.Decoded)
+		q.prefillLeg.onKV(abort.Decoded)
 	}
 	status := 0
 	if err == nil {

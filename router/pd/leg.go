@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -11,8 +13,8 @@ import (
 
 // legRecord is the account of one engine call: its rank, the reservation of load on that rank, and
 // what the Observer learns about it. All drivers of a call share its methods to start, complete and
-// release it: a request's goroutine (leg), a stream that outlives the request (streamState), and a
-// goroutine of the leg's own (concurrentPrefill, kvRelease).
+// release it: a request's goroutine (prefillLeg, decodeLeg), a stream that outlives the request
+// (streamState), and a goroutine of the leg's own (concurrentPrefill, kvRelease).
 type legRecord struct {
 	settings    *settings // of the request for which the call is made
 	rank        *worker.Rank
@@ -58,29 +60,198 @@ func (l *legRecord) end(outcome string) {
 // elapsed returns the time since the leg was sent.
 func (l *legRecord) elapsed() time.Duration { return l.began.since() }
 
-// leg is an engine call that a request's goroutine drives, with the means to end it early. The
-// owner of a started leg either ends it or hands its record over.
+// leg is an engine call that a request's goroutine drives. A request has one for prefill and one for
+// the other kinds. Each serves one engine call after another, and passes its memory to the next
+// request unless something else may still use it.
 type leg struct {
 	legRecord
-	call  *upstream.Call
-	abort *abort.Decode // ends a decode leg whose client disconnects before its head; nil: the call is cancelled at once
-	// hasConnector says that the engine of a decode leg reports the leg's transfer by Sluice's connector.
-	hasConnector bool
+	call *upstream.Call // the engine call; nil between legs
+	own  *upstream.Call // memory for call; nil if another goroutine may still cancel the last one
+}
+
+// newCall makes the leg's own Call ready for another call.
+func (l *leg) newCall() {
+	if l.own == nil || l.own.Cancelled() {
+		l.own = new(upstream.Call)
+	} else {
+		l.own.Reset()
+	}
+	l.call = l.own
+}
+
+// shareCall says that another goroutine may cancel the call after the leg.
+func (l *leg) shareCall() {
+	if l.call == l.own {
+		l.own = nil
+	}
 }
 
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
 // reservation. The request counts the leg as a try.
-func (q *request) startLeg(kind schedule.LegKind, choice *schedule.Choice, call *upstream.Call) leg {
-	l := leg{legRecord: legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}, call: call}
+func (q *request) startLeg(l *legRecord, kind schedule.LegKind, choice *schedule.Choice) {
+	*l = legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}
 	q.tries[kind]++
+	q.legSent = true
 	l.start()
+}
+
+// prefillLeg is the prefill leg of an attempt. It owns the handle that prefill returns, until the
+// attempt ends or a stream takes the handle over. Of Concurrent legs it has only the transfer: the
+// rest is in concurrentPrefill.
+type prefillLeg struct {
+	leg
+	abort    *abort.Prefill       // carries out abort.CancelAfterAnswer; nil until that rule has been armed
+	kv       abort.KV             // state of the handle's blocks
+	handleAt time.Time            // when prefill returned the handle
+	transfer *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
+}
+
+// startPrefill starts a prefill leg that this goroutine drives.
+func (q *request) startPrefill(choice *schedule.Choice) *prefillLeg {
+	l := &q.prefillLeg
+	l.newCall()
+	q.startLeg(&l.legRecord, schedule.PrefillLeg, choice)
 	return l
 }
 
+// armAbort prepares abort.CancelAfterAnswer and returns the function to call when the client
+// disconnects. disarmAbort must follow the leg.
+func (l *prefillLeg) armAbort() (onGone func()) {
+	if l.abort == nil {
+		l.abort = abort.NewPrefill()
+	}
+	return l.abort.Arm(l.call, l.reservation)
+}
+
+// disarmAbort ends the abort of a leg whose rule the front has disarmed. It reports whether the rule
+// was abort.CancelAfterAnswer and the client has disconnected.
+func (l *prefillLeg) disarmAbort() (aborted bool) {
+	if !l.abort.WasStarted() {
+		return false
+	}
+	l.abort.Stop()
+	l.shareCall() // the timer may still use both
+	l.abort = nil
+	return true
+}
+
+// onKV applies an event to the blocks of the handle.
+func (l *prefillLeg) onKV(event abort.Event) {
+	was := l.kv.IsHeld()
+	l.kv.On(event)
+	l.countLeased(was)
+}
+
+// acquireKV begins the hand-over of a handle with the given lease, which may be nil.
+func (l *prefillLeg) acquireKV(lease *sidechannel.Lease) {
+	was := l.kv.IsHeld()
+	l.kv.Acquire(lease)
+	l.countLeased(was)
+}
+
+// reclaimKV ends the blocks of a handle by the rule of a client's disconnect, see abort.KV.Reclaim.
+func (l *prefillLeg) reclaimKV(rule abort.ReclaimRule, received bool, grace time.Duration) {
+	was := l.kv.IsHeld()
+	l.kv.Reclaim(rule, received, grace)
+	l.countLeased(was)
+}
+
+// handOverKV transfers the state of the blocks to a stream, with the rule for its early end.
+func (l *prefillLeg) handOverKV(rule abort.ReclaimRule, grace time.Duration) abort.KV {
+	was := l.kv.IsHeld()
+	kv := l.kv.HandOver(rule, grace)
+	l.countLeased(was)
+	return kv
+}
+
+// countLeased updates Runner.LeasedHandles after a change of kv. It counts the handles that are held.
+func (l *prefillLeg) countLeased(was bool) {
+	switch is := l.kv.IsHeld(); {
+	case is && !was:
+		l.settings.r.leased.Add(1)
+	case was && !is:
+		l.settings.r.leased.Add(-1)
+	}
+}
+
+// unwatch ends the watch over the transfer without a result.
+func (l *prefillLeg) unwatch() {
+	if l.transfer != nil {
+		l.transfer.Close()
+		l.transfer = nil
+	}
+}
+
+// abandon ends what the leg still owns: the watch over the transfer and the handle.
+func (l *prefillLeg) abandon() {
+	l.unwatch()
+	l.onKV(abort.Abandoned)
+	l.kv = abort.KV{}
+}
+
+// reset prepares the leg for another request. The leg has been abandoned.
+func (l *prefillLeg) reset() {
+	if l.abort.WasStarted() { // only after a panic
+		l.own, l.abort = nil, nil
+	}
+	*l = prefillLeg{leg: leg{own: l.own}, abort: l.abort}
+}
+
+// decodeLeg is the leg whose response the client gets: decode, or the whole request on one rank. Its
+// owner either ends it or hands its record over to a stream.
+type decodeLeg struct {
+	leg
+	abort    *abort.Decode // carries out abort.CancelAfterAdmission; nil: another rule applies to this leg
+	ownAbort *abort.Decode // memory for abort
+	// monitor watches prefill's engine while the leg waits for its KV; nil until it is needed.
+	monitor *abort.DownMonitor
+	// hasConnector says that the engine reports the leg's transfer by Sluice's connector.
+	hasConnector bool
+}
+
+// startDecode starts a decode leg or a whole leg. call is that of Concurrent legs, else nil.
+func (q *request) startDecode(kind schedule.LegKind, choice *schedule.Choice, call *upstream.Call) *decodeLeg {
+	l := &q.decodeLeg
+	l.dropShared()
+	l.abort, l.hasConnector = nil, false
+	if l.call = call; call == nil {
+		l.newCall()
+	}
+	q.startLeg(&l.legRecord, kind, choice)
+	return l
+}
+
+// dropShared drops the memory of the last leg that its abort or the monitor may still use.
+func (l *decodeLeg) dropShared() {
+	if l.ownAbort.WasStarted() {
+		l.own, l.ownAbort = nil, nil
+	}
+	if l.monitor.InUse() {
+		l.own = nil
+	}
+}
+
+// armAbort prepares abort.CancelAfterAdmission and returns the function to call when the client
+// disconnects.
+func (l *decodeLeg) armAbort(rule *abort.DecodeLeg) (onGone func()) {
+	if l.ownAbort == nil {
+		l.ownAbort = abort.NewDecode()
+	}
+	l.abort = l.ownAbort
+	return l.abort.Arm(rule)
+}
+
 // handOver transfers the leg's account to a stream and leaves nothing to end in the leg.
-func (l *leg) handOver(status int) legRecord {
+func (l *decodeLeg) handOver(status int) legRecord {
 	record := l.legRecord
 	record.status = int16(status)
 	l.reservation, l.completed = nil, true
+	l.shareCall()
 	return record
+}
+
+// reset prepares the leg for another request. The monitor has been reset.
+func (l *decodeLeg) reset() {
+	l.dropShared()
+	*l = decodeLeg{leg: leg{own: l.own}, ownAbort: l.ownAbort, monitor: l.monitor}
 }

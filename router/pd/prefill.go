@@ -43,19 +43,19 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.legRequest.Reset()
 	q.plan.Family.Prefill(&q.legRequest, &q.handover)
 
-	call := q.newCall()
-	l := q.startLeg(schedule.PrefillLeg, &choice, call)
+	l := q.startPrefill(&choice)
 	defer l.release()
 	began := l.began.time()
-	q.armAbort(&l, abort.PhasePrefill)
-	status, resp, err := q.callPrefill(&l)
-	clientGone := q.disarmPrefillAbort()
+	q.armAbort(abort.PhasePrefill)
+	status, resp, err := q.callPrefill(l)
+	q.disarmAbort()
+	clientGone := l.disarmAbort()
 	elapsed := l.elapsed()
 	if err != nil {
 		if clientGone {
-			return q.endAbortedPrefill(&l, err)
+			return q.endAbortedPrefill(l, err)
 		}
-		return q.endFailedPrefill(&l, err)
+		return q.endFailedPrefill(l, err)
 	}
 	defer resp.Release()
 	var handle []byte
@@ -105,7 +105,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 
 	l.complete("ok")
-	q.handleAt = time.Now()
+	q.prefillLeg.handleAt = time.Now()
 	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
 	l.reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
 	l.reservation.PrefillDone()
@@ -125,11 +125,11 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 			q.r.peerInfos.store(rank, q.peerInfoBuf)
 		}
 	}
-	q.watchTransfer(q.handleAt)
+	q.watchTransfer(q.prefillLeg.handleAt)
 	if q.plan.Traits.Pulls {
-		q.acquireKV(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
+		q.prefillLeg.acquireKV(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
 	} else if !q.plan.Traits.NoLease {
-		q.acquireKV(nil)
+		q.prefillLeg.acquireKV(nil)
 	}
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {
@@ -137,9 +137,11 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 	}
 	if q.x.ClientGone() {
-		if q.abortRule(abort.PhaseBetween).Reclaim == abort.ReclaimByRelease {
-			q.releaseKV()
+		phase := abort.PhaseBetween
+		if clientGone {
+			phase = abort.PhasePrefill
 		}
+		q.reclaimKV(phase, false) // no decode engine has seen the handle
 		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
 		return prefillAnswered
 	}
@@ -168,7 +170,7 @@ func (q *request) replyFinal(resp *upstream.Response) {
 }
 
 // callPrefill sends the leg and reads the whole response into q.answer.
-func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
+func (q *request) callPrefill(l *prefillLeg) (int, *upstream.Response, error) {
 	resp, err := q.settings.Fleet.Endpoint(l.rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.legPath(),
@@ -192,7 +194,7 @@ func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
 
 // endAbortedPrefill ends a request whose client disconnected during prefill and whose prefill then
 // failed or was cancelled. The request does not run again.
-func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
+func (q *request) endAbortedPrefill(l *prefillLeg, err error) prefillEnd {
 	outcome := q.abortReason()
 	if !l.call.Cancelled() {
 		outcome = string(q.recordFailure(l.rank, "prefill", err).reason)
@@ -203,7 +205,7 @@ func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 }
 
 // endFailedPrefill ends a failed prefill leg and decides what follows.
-func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
+func (q *request) endFailedPrefill(l *prefillLeg, err error) prefillEnd {
 	if l.call.Cancelled() {
 		l.end(q.abortReason())
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -149,16 +150,14 @@ func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	q.handover.Prefill = rank
 	q.legRequest.Reset()
 	q.legRequest.LimitToPrefillOnly(&q.handover)
-	var call upstream.Call
-	l := q.startLeg(schedule.PrefillLeg, &choice, &call)
+	l := q.startPrefill(&choice)
 	defer l.release()
-	q.legSent = true
-	q.x.OnClientGone(call.Cancel)
-	status, resp, err := q.callPrefill(&l)
-	q.x.OnClientGone(nil)
+	q.armAbort(abort.PhasePrefill)
+	status, resp, err := q.callPrefill(l)
+	q.disarmAbort()
 	elapsed := l.elapsed()
 	if err != nil {
-		if call.Cancelled() {
+		if l.call.Cancelled() {
 			l.end(q.abortReason())
 			q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 			return false

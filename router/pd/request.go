@@ -10,8 +10,6 @@ import (
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
-	"sluice/router/kvtransfer"
-	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/pd/migration"
 	"sluice/router/schedule"
@@ -36,9 +34,8 @@ type scratch struct {
 	summary    poolSummary     // of a small pool
 	prefetched uint64          // keeps the loads of a prefetch alive
 
-	call            *upstream.Call   // the last leg's, for reuse by the next; nil if another goroutine may still cancel it
-	decodeAbort     *abort.Decode    // see abort.NewDecode
-	prefillAbort    *abort.Prefill   // see armPrefillAbort; nil until a prefill leg has been sent
+	prefillLeg      prefillLeg
+	decodeLeg       decodeLeg
 	completionTimer *completionTimer // see awaitCompletions; nil until the first wait for a completion
 	reservations    reservationPool
 
@@ -48,12 +45,11 @@ type scratch struct {
 	fields      []upstream.Field
 	legRequest  family.LegRequest // written by the Family
 	segments    [][]byte
-	answer      []byte             // prefill's whole response; handover.Handle borrows from it
-	reply       []byte             // decode's response if the runner reads it whole
-	rewritten   []byte             // reply as sent to the client, if the family changes it
-	slotBuf     []byte             // for handover.Slot
-	peerInfoBuf []byte             // for LearnPeerInfo
-	downMonitor *abort.DownMonitor // watches prefill's engine while decode waits for its KV; nil until needed
+	answer      []byte // prefill's whole response; handover.Handle borrows from it
+	reply       []byte // decode's response if the runner reads it whole
+	rewritten   []byte // reply as sent to the client, if the family changes it
+	slotBuf     []byte // for handover.Slot
+	peerInfoBuf []byte // for LearnPeerInfo
 }
 
 // runState is the rest of a request's state, grouped by subject. It is zero at the start of a
@@ -66,7 +62,6 @@ type runState struct {
 	clientPart
 	planPart
 	legsPart
-	kvPart
 	answerPart
 	migrationPart
 	accountPart
@@ -123,16 +118,8 @@ type legsPart struct {
 	reservedDecode schedule.Choice    // chosen before the prefill leg was sent
 	concurrent     *concurrentPrefill // the prefill leg that runs concurrently with decode; nil if none
 	decodeByFamily bool               // the Family wrote the decode leg
-}
-
-// kvPart holds the hand-over of one attempt. kv is its only state; the other fields are what the legs
-// and the engines have reported.
-type kvPart struct {
-	kv            abort.KV             // state of the handle's blocks; changed by onKV, acquireKV and handOverKV only
-	handover      family.Handover      // the view of the hand-over that the Family gets
-	handleAt      time.Time            // when prefill returned the handle
-	prefillCached int                  // predicted cached tokens of the prefill rank
-	transfer      *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
+	handover       family.Handover    // the legs of the attempt as the Family sees them
+	prefillCached  int                // predicted cached tokens of the prefill rank
 }
 
 // answerPart holds the response memory that counts in limits.memory_budget.
@@ -174,9 +161,8 @@ func (q *request) recycle() {
 		q.x.OnClientGone(nil) // after a panic the last leg's callback may still be armed
 		q.commitQuota(0)
 	}
-	q.unwatchTransfer()
-	q.onKV(abort.Abandoned)
-	q.downMonitor.Reset()
+	q.prefillLeg.abandon()
+	q.decodeLeg.monitor.Reset()
 	q.reservedDecode.Reservation.Release()
 	if q.answerLease != nil {
 		q.answerLease.Release()
@@ -200,14 +186,10 @@ func (s *scratch) reset() {
 	s.overlaps, s.keys, s.keyBuf = s.overlaps[:0], s.keys[:0], s.keyBuf[:0]
 	clear(s.summary.baseModels[:cap(s.summary.baseModels)])
 	s.summary = poolSummary{blockSizes: s.summary.blockSizes[:0], baseModels: s.summary.baseModels[:0]}
-	if s.decodeAbort.WasStarted() {
-		s.call, s.decodeAbort = nil, nil
-	}
+	s.prefillLeg.reset()
+	s.decodeLeg.reset()
 	if s.completionTimer != nil && len(s.completionTimer.clientGone) > 0 {
 		s.completionTimer = nil // the client disconnected; its channel is not empty
-	}
-	if s.prefillAbort.WasStarted() { // only after a panic
-		s.call, s.prefillAbort = nil, nil
 	}
 	s.reservations = s.reservations.idle()
 	clear(s.excluded[:cap(s.excluded)]) // drops references to removed ranks

@@ -4,34 +4,12 @@ import (
 	"strings"
 	"unsafe"
 
-	"sluice/dataplane/upstream"
-	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 )
 
 // After a request has ended, a stream, a concurrent prefill leg or an abort may still use objects
-// of its legs: a Call, a abort.Decode, a Reservation. Only objects that nothing uses any more pass
+// of its legs: a Call, an abort.Decode, a Reservation. Only objects that nothing uses any more pass
 // to the next request.
-
-// newCall returns a Call for the next leg. It reuses the last leg's Call unless another goroutine
-// may still cancel it.
-func (q *request) newCall() *upstream.Call {
-	q.legSent = true
-	if q.call == nil || q.call.Cancelled() || q.decodeAbort.WasStarted() || q.downMonitor.InUse() {
-		q.call = new(upstream.Call)
-	} else {
-		q.call.Reset()
-	}
-	return q.call
-}
-
-// newDecodeAbort returns an abort.Decode that was not started.
-func (q *request) newDecodeAbort() *abort.Decode {
-	if q.decodeAbort == nil || q.decodeAbort.WasStarted() {
-		q.decodeAbort = abort.NewDecode()
-	}
-	return q.decodeAbort
-}
 
 // reservationPool holds the Reservations for a request's choices.
 type reservationPool struct {

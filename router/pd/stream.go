@@ -65,21 +65,22 @@ func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
 func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
 
 // relay passes the stream to the front, which relays it after the handler has returned.
-func (q *request) relay(l *leg, resp *upstream.Response) {
+func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	s := &streamState{
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
 		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
-		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.handOverKV(l),
+		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
+		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()
 	}
 	s.background, s.unstored = q.backgroundTokens > 0, q.declinesStore()
-	q.call, q.quotaCommitted = nil, true
+	q.quotaCommitted = true
 	q.reservations.detach()
-	if q.transfer != nil {
-		s.transfer, s.prefill, q.transfer = q.transfer, q.handover.Prefill, nil
+	if q.prefillLeg.transfer != nil {
+		s.transfer, s.prefill, q.prefillLeg.transfer = q.prefillLeg.transfer, q.handover.Prefill, nil
 	}
 	if !s.prefilled {
 		s.keys = slices.Clone(q.approxKeys(s.rank)) // the next request overwrites q.keys

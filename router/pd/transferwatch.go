@@ -16,55 +16,47 @@ import (
 // the time of prefill's response or, for a Concurrent pair, a time before the legs are sent.
 func (q *request) watchTransfer(now time.Time) {
 	if q.plan.Traits.Reports {
-		q.transfer = q.settings.Transfers.Open(q.handover.RequestID, now)
-	}
-}
-
-// unwatchTransfer ends the watch without a result.
-func (q *request) unwatchTransfer() {
-	if q.transfer != nil {
-		q.transfer.Close()
-		q.transfer = nil
+		q.prefillLeg.transfer = q.settings.Transfers.Open(q.handover.RequestID, now)
 	}
 }
 
 // acquireSlot acquires a slot of the completion board for decode if its engine is known to run the
 // connector. Other engines get the handle unchanged.
-func (q *request) acquireSlot(l *leg) {
-	l.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && l.rank.Option("connector") == "true"
+func (q *request) acquireSlot(l *decodeLeg) {
+	l.hasConnector = q.prefillLeg.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && l.rank.Option("connector") == "true"
 	q.handover.Slot = nil
 	if !l.hasConnector {
 		return
 	}
-	q.transfer.AcquireSlot(q.settings.Timeouts.Decode)
-	if q.slotBuf = q.transfer.AppendSlot(q.slotBuf[:0]); len(q.slotBuf) > 0 {
+	q.prefillLeg.transfer.AcquireSlot(q.settings.Timeouts.Decode)
+	if q.slotBuf = q.prefillLeg.transfer.AppendSlot(q.slotBuf[:0]); len(q.slotBuf) > 0 {
 		q.handover.Slot = q.slotBuf
 	}
 }
 
 // guardDecode makes the transfer watch and the engine-down monitor cancel the decode call if the
 // hand-over is reported lost or the engine that has the KV goes down.
-func (q *request) guardDecode(l *leg) {
-	q.downMonitor.Reset()
+func (q *request) guardDecode(l *decodeLeg) {
+	q.decodeLeg.monitor.Reset()
 	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
-		q.monitorPrefill(q.handover.Prefill, l.call)
+		q.monitorPrefill(q.handover.Prefill)
 	}
-	if q.transfer == nil || q.handover.Handle == nil && q.concurrent == nil {
+	if q.prefillLeg.transfer == nil || q.handover.Handle == nil && q.concurrent == nil {
 		return
 	}
 	stall := time.Duration(0)
 	if l.hasConnector {
 		stall = q.settings.TransferStall
 	}
-	q.call = nil // the watch may cancel the call until the watch is closed
-	q.transfer.Guard(l.call, stall)
+	l.shareCall() // the watch may cancel the call until the watch is closed
+	q.prefillLeg.transfer.Guard(l.call, stall)
 }
 
 // endLostHandover ends a decode leg whose hand-over is lost before the client has received a byte.
 // The next attempt has another pair, or decode runs the whole request.
-func (q *request) endLostHandover(l *leg) legEnd {
+func (q *request) endLostHandover(l *decodeLeg) legEnd {
 	l.end(relay.Cancelled.String())
-	reason := q.transfer.LostReason()
+	reason := q.prefillLeg.transfer.LostReason()
 	if reason == "" {
 		reason = "prefill_down"
 	}
@@ -80,17 +72,17 @@ func (q *request) endLostHandover(l *leg) legEnd {
 // left and decode runs the whole request.
 func (q *request) handleLostHandover(reason string) legEnd {
 	prefill, decode := q.handover.Prefill, q.handover.Decode
-	since := q.handleAt
+	since := q.prefillLeg.handleAt
 	if q.handover.Handle == nil {
 		since = q.x.Received
 	}
 	q.noteFallback("transfer_"+reason, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
-	q.unwatchTransfer()
-	q.downMonitor.Reset()
+	q.prefillLeg.unwatch()
+	q.decodeLeg.monitor.Reset()
 	if reason == "expired" {
-		q.onKV(abort.Expired)
+		q.prefillLeg.onKV(abort.Expired)
 	} else {
-		q.onKV(abort.Abandoned)
+		q.prefillLeg.onKV(abort.Abandoned)
 		q.exclude(prefill, excludedDown)
 		if decode != nil && !q.isExcluded(decode) && q.hasOtherCandidate(q.plan.Decode, decode) {
 			q.exclude(decode, excludedError)
@@ -113,9 +105,9 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 }
 
 // finishTransfer closes the watch of a request whose response was read whole.
-func (q *request) finishTransfer(l *leg) schedule.Transfer {
-	w := q.transfer
-	q.transfer = nil
+func (q *request) finishTransfer(l *decodeLeg) schedule.Transfer {
+	w := q.prefillLeg.transfer
+	q.prefillLeg.transfer = nil
 	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 

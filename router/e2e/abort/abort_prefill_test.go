@@ -77,10 +77,10 @@ func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p,
 	}, workers...), p, d
 }
 
-// TestLateAbortsLeaveNothingPinned: clients leave at random moments of a hand-over, with the
+// TestLateAbortsLeaveNothingLeased: clients leave at random moments of a hand-over, with the
 // default settings. No blocks stay until the lease ends, and prefill receives no notification
 // for blocks that it does not hold.
-func TestLateAbortsLeaveNothingPinned(t *testing.T) {
+func TestLateAbortsLeaveNothingLeased(t *testing.T) {
 	t.Parallel()
 	r, p, d := leasedFleet(t, &harness.MatrixFamilies[0])
 	p.Fault(sim.Fault{Kind: sim.Slow, Leg: "prefill", Delay: 5 * time.Millisecond, P: 0.5})

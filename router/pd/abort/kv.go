@@ -100,7 +100,7 @@ type KV struct {
 	lease *sidechannel.Lease // nil without a side channel; the state machine runs nevertheless
 	grace int32              // delay of kvReclaimAfter, in microseconds
 	state kvState
-	// early is the rule for a decode stream that ends between its head and its first event.
+	// early is the rule of PhaseStream, for a stream that ends before its first event.
 	early ReclaimRule
 }
 
@@ -129,20 +129,26 @@ func (h *KV) On(event Event) {
 	}
 }
 
-// SetEarlyEnd sets what GiveUp does: the rule of the phase, and the grace of ReclaimAfterGrace.
-func (h *KV) SetEarlyEnd(rule ReclaimRule, grace time.Duration) {
-	h.early, h.grace = rule, int32(min(grace.Microseconds(), math.MaxInt32))
-}
-
-// GiveUp ends the blocks of a decode stream that ended between its head and its first event, by the
-// rule of SetEarlyEnd.
-func (h *KV) GiveUp() {
-	if h.early == ReclaimAfterGrace {
+// Reclaim carries out the rule of a phase in which the client disconnected. received says that the
+// decode engine has received its leg, as far as the router knows; grace is that of ReclaimAfterGrace.
+// For ReclaimByRelease it leaves the blocks to the caller, who sends a leg or applies Abandoned.
+func (h *KV) Reclaim(rule ReclaimRule, received bool, grace time.Duration) {
+	switch {
+	case rule == ReclaimByRelease:
+	case rule == ReclaimByDecode && !received:
+		h.On(Dropped)
+	case rule == ReclaimAfterGrace:
+		h.setGrace(grace)
 		h.On(GivenUp)
-	} else {
+	default:
 		h.On(Decoded) // nothing is leased, or decode is responsible
 	}
 }
+
+func (h *KV) setGrace(grace time.Duration) { h.grace = int32(min(grace.Microseconds(), math.MaxInt32)) }
+
+// GiveUp ends the blocks of a stream that ended before its first event, by the rule of HandOver.
+func (h *KV) GiveUp() { h.Reclaim(h.early, true, time.Duration(h.grace)*time.Microsecond) }
 
 // IsHeld reports whether the prefill engine keeps the blocks and no decode engine has seen the handle.
 func (h *KV) IsHeld() bool { return h.state == kvHeld }
@@ -158,7 +164,8 @@ func (h *KV) Held() *sidechannel.Lease {
 // HandOver transfers the state to a stream, with the rule and the grace for its early end.
 func (h *KV) HandOver(rule ReclaimRule, grace time.Duration) KV {
 	given := *h
-	given.SetEarlyEnd(rule, grace)
+	given.early = rule
+	given.setGrace(grace)
 	*h = KV{}
 	return given
 }

@@ -96,7 +96,9 @@ type Rule struct {
 	Reclaim ReclaimRule
 }
 
-// rules has the rule for every class and phase. A zero rule means that the phase does not exist
+// rules has the rule for every class and phase. Package pd carries out both columns of all of them: the
+// request's cancelFunc or, in PhaseStream, the relay cancels; KV.Reclaim or, for ReclaimByRelease, releaseKV
+// reclaims, and KV.GiveUp in PhaseStream. A zero rule means that the phase does not exist
 // for the class: concurrent legs have neither a phase with prefill alone nor one between the legs.
 var rules = [legClasses][phases]Rule{
 	classUnleased: {
@@ -125,25 +127,24 @@ var rules = [legClasses][phases]Rule{
 	},
 }
 
-// classOf returns the class of the legs in a phase, by the family's traits, whether both legs run at
-// once, and whether there is a handle. In PhasePrefill the prefill engine is about to create the
-// handle.
-func classOf(phase Phase, t *family.Traits, concurrent, handle bool) legClass {
+// classOf returns the class of legs by the family's traits, whether both legs run at
+// once, and whether prefill has returned a handle or is about to.
+func classOf(t *family.Traits, concurrent, handle bool) legClass {
 	switch {
 	case concurrent && t.NoLease:
 		return classRoom
 	case concurrent:
 		return classTransfer
-	case t.NoLease, !handle && phase != PhasePrefill:
+	case t.NoLease, !handle:
 		return classUnleased
 	}
 	return classLeased
 }
 
 // RuleOf returns the rule of a phase for a family with the given traits. concurrent says that both
-// legs run at once, handle that prefill has returned a handle.
+// legs run at once, handle that prefill has returned a handle or is about to.
 func RuleOf(phase Phase, t *family.Traits, concurrent, handle bool) Rule {
-	return rules[classOf(phase, t, concurrent, handle)][phase]
+	return rules[classOf(t, concurrent, handle)][phase]
 }
 
 // CloseGrace returns how long the connection of a stream of this rule stays open after the cancel if no event

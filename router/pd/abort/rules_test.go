@@ -33,39 +33,96 @@ func TestAbortRulesAreComplete(t *testing.T) {
 	}
 }
 
-// TestAbortRuleOfEachFamily checks the rule of each family's legs in every phase.
+// familyLegs are the legs of each family: run one after the other or at once.
+var familyLegs = []struct {
+	family     string
+	concurrent bool
+	class      legClass
+}{
+	{"nixl", false, classLeased}, {"nixl-push", false, classLeased}, {"trtllm", false, classLeased},
+	{"mooncake", false, classLeased}, {"mooncake", true, classTransfer},
+	{"sglang", false, classUnleased}, {"sglang", true, classRoom},
+	{"lmcache", false, classUnleased}, {"storage", false, classUnleased}, {"orchestrated", false, classUnleased},
+}
+
+// TestAbortRuleOfEachFamily checks the rule of each family's legs in every phase: what is cancelled,
+// when, and how the blocks are freed. No family is missing.
 func TestAbortRuleOfEachFamily(t *testing.T) {
-	type row = [phases]CancelRule
-	unleased := row{CancelNow, CancelNothing, CancelNow, CancelNow, CancelByRelay}
-	leased := row{CancelAfterAnswer, CancelNothing, CancelAfterAdmission, CancelNow, CancelByRelayAfterGrace}
-	room := row{PhaseDecode: CancelBoth, PhaseAnswer: CancelBoth, PhaseStream: CancelByRelay}
-	transfer := row{PhaseDecode: CancelAfterAdmission, PhaseAnswer: CancelPrefillFirst, PhaseStream: CancelByRelayAfterGrace}
-	for _, k := range []struct {
-		family     string
-		concurrent bool
-		want       row
-	}{
-		{"nixl", false, leased}, {"nixl-push", false, leased}, {"trtllm", false, leased},
-		{"mooncake", false, leased}, {"mooncake", true, transfer},
-		{"sglang", false, unleased}, {"sglang", true, room},
-		{"lmcache", false, unleased}, {"storage", false, unleased}, {"orchestrated", false, unleased},
-	} {
+	want := [legClasses][phases]Rule{
+		classUnleased: {
+			PhasePrefill: {CancelNow, ReclaimNothing},
+			PhaseBetween: {CancelNothing, ReclaimNothing},
+			PhaseDecode:  {CancelNow, ReclaimNothing},
+			PhaseAnswer:  {CancelNow, ReclaimNothing},
+			PhaseStream:  {CancelByRelay, ReclaimNothing},
+		},
+		classLeased: {
+			PhasePrefill: {CancelAfterAnswer, ReclaimByRelease},
+			PhaseBetween: {CancelNothing, ReclaimByRelease},
+			PhaseDecode:  {CancelAfterAdmission, ReclaimByDecode},
+			PhaseAnswer:  {CancelNow, ReclaimAfterGrace},
+			PhaseStream:  {CancelByRelayAfterGrace, ReclaimAfterGrace},
+		},
+		classRoom: {
+			PhaseDecode: {CancelBoth, ReclaimNothing},
+			PhaseAnswer: {CancelBoth, ReclaimNothing},
+			PhaseStream: {CancelByRelay, ReclaimNothing},
+		},
+		classTransfer: {
+			PhaseDecode: {CancelAfterAdmission, ReclaimByDecode},
+			PhaseAnswer: {CancelPrefillFirst, ReclaimByDecode},
+			PhaseStream: {CancelByRelayAfterGrace, ReclaimByDecode},
+		},
+	}
+	seen := map[string]bool{}
+	for _, k := range familyLegs {
+		seen[k.family] = true
 		f, err := family.ByName(k.family)
 		if err != nil {
 			t.Fatal(err)
 		}
 		traits := f.Traits()
-		for phase := Phase(0); phase < phases; phase++ {
-			if k.concurrent && phase < PhaseDecode {
-				continue
+		for phase := range phases {
+			if got := RuleOf(phase, &traits, k.concurrent, true); got != want[k.class][phase] {
+				t.Errorf("%s, concurrent %v, phase %d: %v, want %v", k.family, k.concurrent, phase, got, want[k.class][phase])
 			}
-			if got := rules[classOf(phase, &traits, k.concurrent, true)][phase].Cancel; got != k.want[phase] {
-				t.Errorf("%s, concurrent %v, phase %d: %d, want %d", k.family, k.concurrent, phase, got, k.want[phase])
+			// Legs without a handle run the whole request and lease nothing.
+			if got := RuleOf(phase, &traits, false, false); got != want[classUnleased][phase] {
+				t.Errorf("%s without a handle, phase %d: %v, want %v", k.family, phase, got, want[classUnleased][phase])
 			}
 		}
-		// Decode without a handle runs the whole request and leases nothing.
-		if got := classOf(PhaseDecode, &traits, false, false); got != classUnleased {
-			t.Errorf("%s without a handle: class %d", k.family, got)
+	}
+	for _, name := range family.Names() {
+		if !seen[name] {
+			t.Errorf("no legs of family %s", name)
+		}
+	}
+}
+
+// TestReclaim checks what every rule of the table does to the blocks of a handle in every state, whether
+// the decode engine has received its leg or not.
+func TestReclaim(t *testing.T) {
+	const none, held, sent, fetched, reclaimed = kvNone, kvHeld, kvSent, kvFetched, kvReclaimed
+	for _, c := range []struct {
+		rule     ReclaimRule
+		received bool
+		want     [kvStates]kvState
+	}{
+		{ReclaimNothing, false, [kvStates]kvState{none, fetched, fetched, fetched, reclaimed}},
+		{ReclaimNothing, true, [kvStates]kvState{none, fetched, fetched, fetched, reclaimed}},
+		// The caller releases them.
+		{ReclaimByRelease, false, [kvStates]kvState{none, held, sent, fetched, reclaimed}},
+		{ReclaimByRelease, true, [kvStates]kvState{none, held, sent, fetched, reclaimed}},
+		{ReclaimByDecode, false, [kvStates]kvState{none, reclaimed, reclaimed, fetched, reclaimed}},
+		{ReclaimByDecode, true, [kvStates]kvState{none, fetched, fetched, fetched, reclaimed}},
+		{ReclaimAfterGrace, false, [kvStates]kvState{none, reclaimed, reclaimed, fetched, reclaimed}},
+		{ReclaimAfterGrace, true, [kvStates]kvState{none, reclaimed, reclaimed, fetched, reclaimed}},
+	} {
+		for state := range kvStates {
+			h := KV{state: state}
+			if h.Reclaim(c.rule, c.received, time.Second); h.state != c.want[state] {
+				t.Errorf("rule %d, received %v: state %d becomes %d, want %d", c.rule, c.received, state, h.state, c.want[state])
+			}
 		}
 	}
 }
