@@ -145,13 +145,13 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 	}
 	if c.scan.bare && err == nil {
-		err = errBareLF // do not wait for more
+		err = errBareEnd // do not wait for more
 	}
 	return n, err
 }
 
 var (
-	errBareLF    = errors.New("front: " + bareLFMessage)
+	errBareEnd   = errors.New("front: " + bareEndMessage)
 	errHeadSpent = errors.New("front: " + headMemoryMessage)
 )
 
@@ -489,7 +489,7 @@ func onConnState(nc net.Conn, state fasthttp.ConnState) {
 		c.deadlineKind = deadlineIdle
 		c.pipelined.onIdle()
 		c.uncountHead()
-		c.scan = bareLFScanner{}
+		c.scan = bareEndScanner{}
 		c.markIdle()
 		c.reportResponseEnded()
 	case fasthttp.StateHijacked:

@@ -14,7 +14,7 @@ type connState struct {
 	io              rawIO
 	pending         pendingResponse
 	readErr         error // of the last failed read
-	scan            bareLFScanner
+	scan            bareEndScanner
 	chunkedDeadline monoTime // of the chunked body that is being read; 0: none is
 	continued       continuedRequest
 	stall           relay.StallDetector // with the client of a stream that no loop drives

@@ -57,7 +57,7 @@ func (s *Server) serveConn(c *conn) {
 				continue
 			}
 		case nextFasthttp:
-			c.scan = bareLFScanner{}
+			c.scan = bareEndScanner{}
 			_ = s.fh.ServeConn(c) // closes c or hijacks it for a stream; it has answered its errors
 		case nextPending:
 		case nextHandOff:
@@ -196,7 +196,7 @@ func (c *conn) parseReadAhead(before int32) (whole, ok bool) {
 		a.headLen = max(before-3, 0) + int32(at+len(headEnd))
 		return true, true
 	}
-	if c.pipelined.found || hasBareLF(head, int(before)) || a.w == readAheadSize || int(a.w) > c.srv.initial.MaxHeadBytes || !isRequestStart(head[0]) {
+	if c.pipelined.found || hasBareEnd(head, int(before)) || a.w == readAheadSize || int(a.w) > c.srv.initial.MaxHeadBytes || !isRequestStart(head[0]) {
 		return true, true
 	}
 	c.markIncompleteRequest()

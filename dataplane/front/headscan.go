@@ -6,18 +6,18 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// bareLFMessage refuses a head with a line that ends in LF without CR. RFC 9112, 2.2, allows a
-// server to accept such a line. But two servers that parse such a head differently can be made
-// to see different requests.
-const bareLFMessage = "header lines must end with CRLF"
+// bareEndMessage refuses a head with a line that ends in LF without CR, or with a CR that LF does
+// not follow. RFC 9112, 2.2, allows a server to accept the former and to replace the latter with a
+// space. But two servers that parse such a head differently can be made to see different requests.
+const bareEndMessage = "header lines must end with CRLF"
 
-// bareLFScanner looks for a bare LF in the head that fasthttp reads. fasthttp itself would wait
-// for CRLF CRLF, which never comes in a head with bare LFs. The zero value is at the beginning
-// of a head.
-type bareLFScanner struct {
+// bareEndScanner looks for a bare LF or CR in the head that fasthttp reads. fasthttp itself would
+// wait for CRLF CRLF, which never comes in a head whose lines end otherwise. The zero value is at
+// the beginning of a head.
+type bareEndScanner struct {
 	begun bool // a byte other than an empty line's has been read
 	ended bool // the empty line has been read; the body follows
-	bare  bool // a line has ended with a bare LF
+	bare  bool // there was a bare LF in the head, or a bare CR
 	empty bool // the current line is empty so far
 	last  byte
 	reads uint8 // reads that returned a part of the head, but not its end
@@ -64,39 +64,42 @@ func (c *conn) uncountHead() {
 // headBuffer is the size of fasthttp's buffer for a head, as the budget counts it.
 func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.initial.MaxHeadBytes)) }
 
-// scan examines the next bytes of the connection.
-func (s *bareLFScanner) scan(p []byte) {
-	if !s.begun {
-		if p = bytes.TrimLeft(p, lineEnds); len(p) == 0 {
-			return
-		}
-		s.begun = true
-	}
+// scan examines the next bytes of the connection. It accepts a bare LF as an empty line before the
+// head, as fasthttp does.
+func (s *bareEndScanner) scan(p []byte) {
 	for _, b := range p {
 		switch {
 		case s.ended || s.bare:
 			return
 		case b != '\n':
+			s.bare = s.last == '\r'
+			s.begun = s.begun || b != '\r'
 			s.empty = s.empty && b == '\r'
 		case s.last != '\r':
-			s.bare = true
+			s.bare = s.begun
 		default:
-			s.ended, s.empty = s.empty, true
+			s.ended, s.empty = s.begun && s.empty, true
 		}
 		s.last = b
 	}
 }
 
-// hasBareLF reports whether a line of an incomplete head ends with a bare LF. It skips the bytes
-// before from, which an earlier call has examined, and empty lines before the head.
-func hasBareLF(head []byte, from int) bool {
+// hasBareEnd reports whether an incomplete head has a bare LF or CR. It skips the bytes before from,
+// which an earlier call has examined. A bare LF before the head is an empty line. A CR at the end may
+// still be followed by LF.
+func hasBareEnd(head []byte, from int) bool {
 	begin := len(head) - len(bytes.TrimLeft(head, lineEnds))
-	for at := max(from, begin); ; at++ {
-		i := bytes.IndexByte(head[at:], '\n')
+	for at := max(from-1, 0); ; at++ { // head[from-1] may be a CR
+		i := bytes.IndexAny(head[at:], lineEnds)
 		if i < 0 {
 			return false
 		}
-		if at += i; head[at-1] != '\r' {
+		switch at += i; {
+		case head[at] == '\n':
+			if at >= begin && head[at-1] != '\r' {
+				return true
+			}
+		case at+1 < len(head) && head[at+1] != '\n':
 			return true
 		}
 	}

@@ -8,11 +8,11 @@ import (
 	"sluice/bench/testwait"
 )
 
-// TestBareLFAtOnce sends heads with bare LFs, in one write and piece by piece, and leaves
-// the connection open. The response is 400 long before the head time-out, on the
+// TestBareLineEndAtOnce sends heads with bare LFs and with bare CRs, in one write and piece by piece,
+// and leaves the connection open. The response is 400 long before the head time-out, on the
 // fast path, on fasthttp's (TLS, and behind a request that only fasthttp serves), and on a
 // connection that has served a request before.
-func TestBareLFAtOnce(t *testing.T) {
+func TestBareLineEndAtOnce(t *testing.T) {
 	const headTime = 60 * time.Second // longer than the test waits
 	heads := map[string]string{
 		"request line":         "POST " + chat + " HTTP/1.1\n",
@@ -23,6 +23,15 @@ func TestBareLFAtOnce(t *testing.T) {
 		"last line":            atHost + "Content-Length: 2\r\n\n",
 		"behind an empty line": "\r\n\nGET /livez HTTP/1.1\n",
 		"unknown method":       "BREW /pot HTTP/1.1\n",
+
+		"CR, request line":         "POST " + chat + " HTTP/1.1\rHost",
+		"CR, two lines":            "POST " + chat + " HTTP/1.1\rHost: a\r",
+		"CR, whole head":           "GET /livez HTTP/1.1\rHost: a\r\r",
+		"CR, header line":          requestLine + "Host: a\rX",
+		"CR, last line":            atHost + "Content-Length: 2\r\n\r{}",
+		"CR before CRLF":           atHost + "Accept: a\r\r\n",
+		"CR, behind an empty line": "\r\nGET /livez HTTP/1.1\rHost",
+		"CR, unknown method":       "BREW /pot HTTP/1.1\r\r",
 	}
 	for _, secure := range []bool{false, true} {
 		opt := Options{HeadTimeout: headTime}
@@ -41,6 +50,9 @@ func TestBareLFAtOnce(t *testing.T) {
 			"behind a plain request": "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n",
 			"behind a HEAD":          "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n", // fasthttp's
 		}
+		c := dial()
+		c.send("\r\r\r\r\r\r\r\r") // no request has begun, so there is no response
+		c.expectClosed()
 		for name, head := range heads {
 			for when, first := range firsts {
 				for _, pieces := range []int{len(head), 7} {
@@ -62,7 +74,7 @@ func TestBareLFAtOnce(t *testing.T) {
 						}
 					}
 					resp, body := c.readResponse()
-					if resp.StatusCode != 400 || !strings.Contains(body, bareLFMessage) || !resp.Close {
+					if resp.StatusCode != 400 || !strings.Contains(body, bareEndMessage) || !resp.Close {
 						t.Errorf("TLS %v, %s, %s: %d %s", secure, name, when, resp.StatusCode, body)
 					}
 					c.expectClosed()
@@ -72,32 +84,31 @@ func TestBareLFAtOnce(t *testing.T) {
 	}
 }
 
-// FuzzBareLFScanner compares the scanner, fed in two pieces, with a search of the whole.
-func FuzzBareLFScanner(f *testing.F) {
-	for _, s := range []string{"", "\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\nbody\n", "GET /\n", "\n\nG\r\n\r\n", "a\r\r\n\r\n", "a\r\n\n"} {
+// FuzzBareEndScanner compares the scanner, fed in two pieces, with a search of the whole.
+func FuzzBareEndScanner(f *testing.F) {
+	for _, s := range []string{"", "\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\nbody\n", "GET /\n", "\n\nG\r\n\r\n", "a\r\r\n\r\n", "\r\r\r", "\rG", "\n\rG", "a\rb\r\n\r\n", "a\r\n\n"} {
 		f.Add([]byte(s), 3)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, at int) {
 		at = max(0, min(at, len(raw)))
-		var s bareLFScanner
+		var s bareEndScanner
 		s.scan(raw[:at])
 		s.scan(raw[at:])
-		head := strings.TrimLeft(string(raw), lineEnds)
-		if end := strings.Index(head, "\r\n\r\n"); end >= 0 {
-			head = head[:end+4]
+		head, begin := string(raw), len(raw)-len(strings.TrimLeft(string(raw), lineEnds))
+		if end := strings.Index(head[begin:], "\r\n\r\n"); end >= 0 {
+			head = head[:begin+end+4]
 		}
 		want := false
 		for i := range head {
-			if head[i] == '\n' && head[i-1] != '\r' {
+			if head[i] == '\n' && i >= begin && head[i-1] != '\r' || head[i] == '\r' && i+1 < len(head) && head[i+1] != '\n' {
 				want = true
 			}
 		}
-		// For the scanner lines of CR alone end a head; requestHead refuses them.
-		if s.bare != want && !strings.Contains(head, "\r\r") {
+		if s.bare != want {
 			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.bare, want)
 		}
-		if !strings.Contains(head, "\r\n\r\n") && hasBareLF(raw, 0) != want {
-			t.Errorf("%q: hasBareLF is %v", raw, !want)
+		if len(head) == len(raw) && !strings.HasSuffix(head[begin:], "\r\n\r\n") && (hasBareEnd(raw[:at], 0) || hasBareEnd(raw, at)) != want {
+			t.Errorf("%q cut at %d: hasBareEnd is %v", raw, at, !want)
 		}
 	})
 }

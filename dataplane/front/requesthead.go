@@ -105,7 +105,7 @@ func (h *requestHead) splitLines() string {
 	for at < len(raw) {
 		eol := bytes.IndexByte(raw[at:], '\n')
 		if eol < 1 || raw[at+eol-1] != '\r' {
-			return bareLFMessage
+			return bareEndMessage
 		}
 		text := raw[at : at+eol-1]
 		if len(text) == 0 {

@@ -121,7 +121,7 @@ func (x *Exchange) serve() {
 	h := &x.ctx.Request.Header
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	if x.c.scan.bare {
-		refused = bareLFMessage
+		refused = bareEndMessage
 	}
 	if refused != "" {
 		x.closeAfterResponse()

@@ -314,7 +314,7 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 		reason, message = BudgetExhausted, headMemoryMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(budgetRetry))
 	case c != nil && c.scan.bare:
-		message = bareLFMessage
+		message = bareEndMessage
 	default:
 		message = parseErrorText(&ctx.Request.Header, err)
 	}
