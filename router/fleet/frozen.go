@@ -23,9 +23,14 @@ const sampleInterval = 250 * time.Millisecond
 // idleSamples is the number of sample intervals between two samples of a server without work.
 const idleSamples = 4
 
-// hasWork reports whether a rank of s has running requests or is frozen.
-func (s *server) hasWork() bool {
-	return slices.ContainsFunc(s.breakers, func(t *rankBreaker) bool { return t.rank.Requests.Load() > 0 || t.frozen() })
+// hasRequests reports whether a rank of s has running requests of this router.
+func (s *server) hasRequests() bool {
+	for _, r := range s.ranks {
+		if r.Requests.Load() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // serverEvidence is what a server's probes and readings have shown, for its Detector. The
@@ -112,11 +117,9 @@ func (f *Fleet) detectFrozen(ctx context.Context) {
 		case <-ticker.C:
 		}
 		e.At = monotime.Uptime()
-		for _, w := range f.View().Workers {
-			for _, r := range w.Ranks {
-				if t := f.breaker(r); t != nil && t.server.breakers[0] == t && (round%idleSamples == 0 || t.server.hasWork()) {
-					t.server.sampleEvidence(&e)
-				}
+		for _, s := range *f.servers.Load() {
+			if round%idleSamples == 0 || s.anyFrozen || s.hasRequests() {
+				s.sampleEvidence(&e)
 			}
 		}
 	}
@@ -153,6 +156,7 @@ func (s *server) sampleEvidence(e *liveness.Evidence) {
 			f.wg.Go(t.probeCore)
 		}
 	}
+	s.anyFrozen = slices.ContainsFunc(s.breakers, (*rankBreaker).frozen)
 }
 
 // readEvidence returns a rank's evidence. Calls are overdue after bound.

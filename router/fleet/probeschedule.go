@@ -210,12 +210,7 @@ func (s *server) startDue(now time.Duration, iv *intervals) (next time.Duration)
 
 // busy reports whether s has running requests, or has answered some recently.
 func (s *server) busy(now time.Duration, iv *intervals) bool {
-	for _, r := range s.ranks {
-		if r.Requests.Load() > 0 {
-			return true
-		}
-	}
-	return now-time.Duration(s.schedule.lastAnswer.Load()) < 2*iv.probe
+	return s.hasRequests() || now-time.Duration(s.schedule.lastAnswer.Load()) < 2*iv.probe
 }
 
 // nextProbe returns when the next probe of s is due, and whether s is suspected to be dead.

@@ -44,6 +44,7 @@ type server struct {
 	schedule     probeSchedule
 	evidence     serverEvidence
 	detector     liveness.Detector           // used by detectFrozen only
+	anyFrozen    bool                        // a rank is frozen; used by detectFrozen only
 	incarnation  atomic.Pointer[incarnation] // of the process admitted last
 	engineIDs    engineIDs
 
