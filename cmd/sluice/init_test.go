@@ -106,8 +106,8 @@ func TestInitRefuses(t *testing.T) {
 	}{
 		{nil, 2, "no engine was named"},
 		{[]string{"127.0.0.1:8000"}, 2, "does not begin with a URL"},
-		{[]string{"http://u:p@h:1"}, 2, "it holds a user or password"},
-		{[]string{"--prefill", "http://h:1", "http://h:1"}, 2, "is the URL of workers[0] already"},
+		{[]string{"http://u:p@h:1"}, 2, "it contains a user name or password"},
+		{[]string{"--prefill", "http://h:1", "http://h:1"}, 2, "is already the URL of workers[0]"},
 		{[]string{"http://h:1,rank=1"}, 2, `no such key "rank"`},
 		{[]string{"--nonsense"}, 2, "nonsense"},
 		{[]string{harness.RefusedURL(t), garbage.URL}, 1, "no engine answered"},

@@ -143,7 +143,7 @@ func (c *Config) check(f *errorList) {
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
-		bad("limits.max_body", "%d bytes, over a quarter of limits.memory_budget, %d, which all bodies share; want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+		bad("limits.max_body", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 }
 
@@ -173,14 +173,14 @@ func (c *Config) checkListeners(bad report) {
 	}
 	host, port, _ := net.SplitHostPort(admin)
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		bad("admin.listen", `%s is not a loopback address, and what it serves is not for the network; want 127.0.0.1:%s, [::1]:%s, localhost:%s or "off"`, quoted(admin), port, port, port)
+		bad("admin.listen", `%s is not a loopback address, and the admin API must not be reachable from the network; want 127.0.0.1:%s, [::1]:%s, localhost:%s or "off"`, quoted(admin), port, port, port)
 	}
 	if admin == c.Listen && port != "0" {
 		path := "admin.listen"
 		if _, given := c.origins[path]; !given {
 			path = "listen"
 		}
-		bad(path, "%s is the address of both listen and admin.listen; want another port for one", quoted(admin))
+		bad(path, "%s is the address of both listen and admin.listen; want different ports", quoted(admin))
 	}
 }
 
@@ -207,7 +207,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	}
 	inherited := path != "pd" && pd.Lease == c.PD.Lease && pd.LeaseMargin == c.PD.LeaseMargin
 	if pd.LeaseMargin >= pd.Lease && !inherited {
-		bad(path+".lease_margin", "%q is not under the lease, %q, so no decode could ever be sent", pd.LeaseMargin, pd.Lease)
+		bad(path+".lease_margin", "%q is not less than pd.lease (%q), so no decode request could be sent; want less than that", pd.LeaseMargin, pd.Lease)
 	}
 	if f := familyOf(pd.Family); slices.Contains(families, pd.Family) && !f.plain {
 		const why = "a decode worker of family %s cannot prefill; want %s, or another family"
@@ -221,7 +221,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if path == "pd" && pd.Family == "off" {
 		for i, w := range c.Workers {
 			if w.Role == worker.Prefill {
-				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get no requests; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), joinOr(Families()[:len(familyTable)-1]))
+				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get no requests; want %s, or the role decode or aggregated for this worker`, i, quoted(w.URL), joinOr(Families()[:len(familyTable)-1]))
 				break
 			}
 		}
@@ -232,7 +232,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 func checkHealthPath(bad report, field, path string) {
 	visible := !strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' })
 	if path != "" && (path[0] != '/' || !visible || strings.Contains(path, "#") || len(path) > maxHealthPath) {
-		bad(field, "%s; want a path of at most %d visible ASCII characters that begins with /, as /healthz, or none for the usual ones", quoted(path), maxHealthPath)
+		bad(field, "%s; want a path of at most %d visible ASCII characters that begins with /, such as /healthz, or empty to try the usual paths", quoted(path), maxHealthPath)
 	}
 }
 
@@ -247,7 +247,7 @@ func (c *Config) checkWorkers(bad report) {
 			if !idForm.MatchString(w.ID) {
 				bad(path+".id", "%s is not an id; want at most 128 letters, digits or any of . _ : @ -", quoted(w.ID))
 			} else if first, twice := ids[w.ID]; twice {
-				bad(path+".id", "%s is the id of workers[%d] already; want another", quoted(w.ID), first)
+				bad(path+".id", "%s is already the id of workers[%d]; want a unique id", quoted(w.ID), first)
 			}
 			ids[w.ID] = i
 		}
@@ -262,7 +262,7 @@ func (c *Config) checkWorkers(bad report) {
 				return
 			}
 			if first, twice := urls[key]; twice && first != i {
-				bad(path, "%s is the URL of workers[%d] already; data-parallel ranks of one server are one worker with ranks", quoted(raw), first)
+				bad(path, "%s is already the URL of workers[%d]; want one worker with ranks for the data-parallel ranks of a server", quoted(raw), first)
 			}
 			urls[key] = i
 			own[key] = true
@@ -272,7 +272,7 @@ func (c *Config) checkWorkers(bad report) {
 			checkURL(fmt.Sprintf("%s.rank_urls[%d]", path, j), u)
 		}
 		if distinct := len(own); len(w.RankURLs) > 1 && distinct < len(w.RankURLs) {
-			bad(path+".rank_urls", "a URL is there twice; want one server for each rank")
+			bad(path+".rank_urls", "a URL is listed twice; want one server for each rank")
 		}
 		c.checkRanks(bad, path, w)
 		c.checkEvents(bad, path, w)
@@ -291,17 +291,17 @@ func engineURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	switch {
 	case raw == "":
-		return "", fmt.Errorf("there is none")
+		return "", fmt.Errorf("is missing")
 	case err != nil:
 		return "", fmt.Errorf("not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", fmt.Errorf("its scheme is not http or https")
 	case u.Hostname() == "":
-		return "", fmt.Errorf("it names no host")
+		return "", fmt.Errorf("it has no host")
 	case u.User != nil:
-		return "", fmt.Errorf("it holds a user or password")
+		return "", fmt.Errorf("it contains a user name or password")
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.Contains(raw, "#"):
-		return "", fmt.Errorf("it holds a query or fragment")
+		return "", fmt.Errorf("it contains a query or fragment")
 	}
 	port := u.Port()
 	if port == "" {
@@ -317,7 +317,7 @@ func (c *Config) checkRanks(bad report, path string, w *Worker) {
 	seen := map[uint16]bool{}
 	for j, r := range w.Ranks {
 		if seen[r] {
-			bad(fmt.Sprintf("%s.ranks[%d]", path, j), "rank %d is there twice", r)
+			bad(fmt.Sprintf("%s.ranks[%d]", path, j), "rank %d is listed twice", r)
 		}
 		seen[r] = true
 	}
@@ -338,7 +338,7 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 			at := fmt.Sprintf("%s.%s[%d]", path, field, j)
 			if field == "kv_events" && (ep == "auto" || ep == "off") {
 				if alone = true; len(list) > 1 {
-					bad(at, "%s stands beside other values; want it alone", quoted(ep))
+					bad(at, "%s is combined with other values; want it alone", quoted(ep))
 				}
 				continue
 			}
@@ -349,9 +349,9 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 			case err != nil:
 				bad(at, "%s: %v; want tcp://HOST:PORT or ipc://PATH", quoted(ep), err)
 			case len(list) == 1 && port > 0 && port+last > 65535:
-				bad(at, "%s: rank %d would be at port %d; want a lower base port, or one endpoint for each rank", quoted(ep), last, port+last)
+				bad(at, "%s: rank %d would use port %d; want a lower base port, or one endpoint for each rank", quoted(ep), last, port+last)
 			case len(list) == 1 && port == 0 && n > 1:
-				bad(at, "%s: an ipc endpoint is of one rank; want one for each of the %d", quoted(ep), n)
+				bad(at, "%s: an ipc endpoint serves one rank; want one for each of the %d ranks", quoted(ep), n)
 			}
 		}
 		if len(list) > 1 && len(list) != n && !alone {
@@ -392,7 +392,7 @@ func zmqEndpoint(ep string) (port int, err error) {
 func checkNames(bad report, path string, w *Worker) {
 	checkHealthPath(bad, path+".health_path", w.HealthPath)
 	if engines := []string{"", "vllm", "sglang", "trtllm"}; !slices.Contains(engines, w.Engine) {
-		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), suggestion(w.Engine, engines))
+		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or empty to read it from the engine", quoted(w.Engine), suggestion(w.Engine, engines))
 	}
 	for j, m := range w.Models {
 		if m == "" || len(m) > 512 || !worker.Printable(m) {
@@ -407,7 +407,7 @@ func checkNames(bad report, path string, w *Worker) {
 	for _, key := range slices.Sorted(maps.Keys(w.Options)) {
 		at := path + ".options." + key
 		if !slices.Contains(optionKeys, key) {
-			bad(at, "no such option%s; known: %s", suggestion(key, optionKeys), strings.Join(optionKeys, ", "))
+			bad(at, "no such option%s; want one of %s", suggestion(key, optionKeys), strings.Join(optionKeys, ", "))
 			continue
 		}
 		for _, v := range w.Options[key] {

@@ -216,10 +216,10 @@ func TestOverrideErrors(t *testing.T) {
 		{"flag value", nil, []string{"--log-level", "loud"}, `--log-level: log.level: "loud" is not known; want debug, info, warn, error`},
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
 		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
-		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
-		{"list in YAML's form", nil, []string{"--set", `registration.networks=["10.0.0.0/16", fd00::/8]`}, `--set: registration.networks: "[\"10.0.0.0/16\", fd00::/8]"; want comma-separated words without quotes: "10.0.0.0/16, fd00::/8"`},
-		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},
-		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is the id of workers[0] already; want another`},
+		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); want one of listen, `},
+		{"list in YAML's form", nil, []string{"--set", `registration.networks=["10.0.0.0/16", fd00::/8]`}, `--set: registration.networks: "[\"10.0.0.0/16\", fd00::/8]"; want comma-separated words without quotes, such as "10.0.0.0/16, fd00::/8"`},
+		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is already the URL of workers[0]`},
+		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is already the id of workers[0]; want a unique id`},
 		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},
 		{"key without value", nil, []string{"--engine", "http://h:1,id"}, `--engine: key id has no value; want id=NAME`},
 		{"key twice", nil, []string{"--engine", "http://h:1,id=a,id=b"}, `--engine: key id is given twice`},
@@ -292,8 +292,8 @@ func TestDescribe(t *testing.T) {
 
 func TestDescribeRouted(t *testing.T) {
 	for text, want := range map[string]string{
-		"{unix_socket: /run/s.sock}":                             "listens on /run/s.sock as an engine (framed socket), with no token\n",
-		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "listens on 127.0.0.1:7 as an engine (framed socket, plain TCP), with the token given\n",
+		"{unix_socket: /run/s.sock}":                             "serves the engine API on /run/s.sock (framed socket), with no token\n",
+		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "serves the engine API on 127.0.0.1:7 (framed socket, plain TCP), with the configured token\n",
 		"{http: true}": "answers POST /v1/engine/generate",
 	} {
 		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nengine_api: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
@@ -309,10 +309,10 @@ func TestWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                   "there is no worker",
 		"pd: {family: nixl}": "there is no worker",
-		"workers: [{url: 'http://h:1', role: prefill}]":                          "none that decodes",
+		"workers: [{url: 'http://h:1', role: prefill}]":                          "no decode or aggregated worker",
 		"pd: {family: nixl}\nworkers: [{url: 'http://h:1'}]":                     "no prefill worker",
-		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has one of them",
-		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "open to every network",
+		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has one of these labels",
+		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "every network of this machine",
 		"transfers: {side_channel: release}\nworkers: [{url: 'http://h:1'}]":     "side_channel: release has no effect",
 	} {
 		if got := strings.Join(mustParseText(t, text).Warnings(), "\n"); !strings.Contains(got, want) {

@@ -16,18 +16,18 @@ import (
 func (c *Config) Describe() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	spoken := ""
+	transport := ""
 	if c.TLS.Cert != "" {
-		spoken = ", by TLS"
+		transport = " with TLS"
 	}
-	line("listens on %s for clients%s", c.Listen, spoken)
+	line("serves clients on %s%s", c.Listen, transport)
 	switch {
 	case c.Admin.Listen == "off":
 		line("has no admin listener")
 	case c.Admin.Token == "":
-		line("listens on %s for admin, with a random token", c.Admin.Listen)
+		line("serves the admin API on %s, with a random token", c.Admin.Listen)
 	default:
-		line("listens on %s for admin, with the token given", c.Admin.Listen)
+		line("serves the admin API on %s, with the configured token", c.Admin.Listen)
 	}
 	c.describeEngineAPI(line)
 
@@ -55,16 +55,16 @@ func (c *Config) Describe() string {
 		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
 	}
 	t, h := c.Timeouts, c.Health
-	line("\ntime-outs: prefill %s, decode %s, a stream's head %s, between two reads of it %s, connect %s, waiting for a pool %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
-	line("health: a probe each %s with %s to answer, out after %d failures in a row", h.Interval, h.Timeout, h.FailAfter)
+	line("\ntime-outs: prefill %s, decode %s, response head of a stream %s, between two reads of a stream %s, connect %s, wait for a worker %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
+	line("health: a probe every %s, timeout %s, unhealthy after %d consecutive failures", h.Interval, h.Timeout, h.FailAfter)
 	if h.Scrape > 0 {
-		line("load: /metrics of every engine each %s", h.Scrape)
+		line("load: /metrics of every engine every %s", h.Scrape)
 	} else {
-		line("load: engines are not asked, only what this router placed counts")
+		line("load: engines' /metrics are not read; only this router's own requests count")
 	}
 	c.describeTransfers(line)
 	line("choice: %s; tokens: %s", c.Schedule.Policy, c.Tokens.Mode)
-	line("limits: body %s, all bodies %s, head %s, %s connections, %s to one engine; index %s",
+	line("limits: body %s, memory budget %s, head %s, %s connections, %s to one engine; index %s",
 		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.BodyBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
 		humanize.Comma(int64(c.Limits.MaxConns)), humanize.Comma(int64(c.Limits.EngineConns)), humanize.IBytes(uint64(c.Index.MaxBytes)))
 	if warnings := c.Warnings(); len(warnings) > 0 {
@@ -81,20 +81,20 @@ func (c *Config) describeEngineAPI(line func(format string, args ...any)) {
 	r := &c.EngineAPI
 	callers := "no token"
 	if r.Token != "" {
-		callers = "the token given"
+		callers = "the configured token"
 	}
 	if r.Unix != "" {
-		line("listens on %s as an engine (framed socket), with %s", r.Unix, callers)
+		line("serves the engine API on %s (framed socket), with %s", r.Unix, callers)
 	}
 	if r.TCP() {
 		transports := "plain TCP"
 		if r.TLSCert != "" {
 			transports = "TLS"
 		}
-		line("listens on %s as an engine (framed socket, %s), with %s", r.Listen, transports, callers)
+		line("serves the engine API on %s (framed socket, %s), with %s", r.Listen, transports, callers)
 	}
 	if r.HTTP {
-		line("answers POST /v1/engine/generate beside the other paths")
+		line("serves POST /v1/engine/generate")
 	}
 }
 
@@ -103,21 +103,21 @@ func describeSpec(s worker.Spec) string {
 	if n := len(s.Ranks); n > 1 || n == 1 && s.Ranks[0] != 0 {
 		how := "by header"
 		if len(s.RankURLs) > 0 {
-			how = "each at a URL of its own"
+			how = "one URL each"
 		}
 		parts = append(parts, fmt.Sprintf("ranks %s (%s)", strings.Trim(fmt.Sprint(s.Ranks), "[]"), how))
 	}
 	if len(s.Models) > 0 {
 		parts = append(parts, "models "+strings.Join(s.Models, ", "))
 	} else {
-		parts = append(parts, "models as it tells")
+		parts = append(parts, "models read from the engine")
 	}
 	if len(s.Labels) > 0 {
 		parts = append(parts, "labels "+strings.Join(s.Labels, ", "))
 	}
 	switch s.KVEvents[0] {
 	case "auto":
-		parts = append(parts, "KV events from where it tells")
+		parts = append(parts, "KV events at the endpoints that the engine reports")
 	case "off":
 		parts = append(parts, "no KV events")
 	default:
@@ -137,14 +137,14 @@ func describeSpec(s worker.Spec) string {
 
 func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	if pd.Family == "off" {
-		line("  %s: one leg, on an aggregated worker, or on a decode worker where there is none", what)
+		line("  %s: one leg, on an aggregated worker, or on a decode worker if there is none", what)
 		return
 	}
 	f := familyOf(pd.Family)
 	line("  %s: %s (%s)", what, f.description, f.name)
 	line("    at most %d pairs for one request", pd.MaxAttempts)
 	if f.leased {
-		line("    a handle is used for %s of its lease of %s, offered to %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
+		line("    a handle is used for %s of its lease of %s, by at most %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
 	}
 	switch {
 	case f.name != "lmcache":
@@ -157,27 +157,27 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	case !f.plain:
 		line("    without prefill: refused, because a decode worker cannot prefill")
 	case pd.PlainDecode:
-		line("    without prefill, or without a handle that decode can use: decode alone")
+		line("    without prefill, or without a handle that decode can use: decode only")
 	default:
 		line("    without prefill, or without a handle that decode can use: refused")
 	}
 	if pd.LocalPrefillTokens > 0 {
-		line("    without prefill where a decode worker has fewer than %d tokens left to compute", pd.LocalPrefillTokens)
+		line("    without prefill if a decode worker has fewer than %d tokens to compute", pd.LocalPrefillTokens)
 	}
 	if pd.LocalWhenFaster {
-		line("    without prefill where a decode worker is estimated to be faster alone")
+		line("    without prefill if a decode worker is estimated to be faster alone")
 	}
 	for _, l := range []struct {
 		leg   string
 		words []string
 	}{{"prefill", pd.PrefillLabel}, {"decode", pd.DecodeLabel}} {
 		if len(l.words) > 0 {
-			line("    %s workers with the labels %s only", l.leg, strings.Join(l.words, ", "))
+			line("    only %s workers with one of the labels %s", l.leg, strings.Join(l.words, ", "))
 		}
 	}
 }
 
-// Warnings are what is allowed but likely not meant.
+// Warnings lists settings that are allowed but probably not intended.
 func (c *Config) Warnings() []string {
 	var out []string
 	var n [3]int
@@ -186,11 +186,11 @@ func (c *Config) Warnings() []string {
 	}
 	switch {
 	case len(c.Workers) == 0:
-		out = append(out, "there is no worker: every request waits and gets 503; name some with --engine, --prefill and --decode, or under workers")
+		out = append(out, "there is no worker: every request waits and then gets 503; add workers with --engine, --prefill and --decode, or under workers")
 	case n[worker.Prefill] > 0 && n[worker.Decode]+n[worker.Aggregated] == 0:
-		out = append(out, "there are prefill workers but none that decodes: every request gets 503")
+		out = append(out, "there are prefill workers, but no decode or aggregated worker: every request gets 503")
 	case n[worker.Prefill] > 0 && n[worker.Decode] > 0 && n[worker.Aggregated] > 0:
-		out = append(out, "there are prefill, decode and aggregated workers: of a model that all of them serve, the aggregated ones get no text to generate")
+		out = append(out, "there are prefill, decode and aggregated workers: for a model that all three serve, the aggregated ones get only requests that generate no text, such as embeddings")
 	case n[worker.Prefill] == 0 && c.PD.Family != "off":
 		out = append(out, fmt.Sprintf("pd.family is %s, but there is no prefill worker: every request takes one leg", c.PD.Family))
 	}
@@ -205,7 +205,7 @@ func (c *Config) Warnings() []string {
 		out = append(out, c.missingLabels(path+".decode_labels", worker.Decode, pds[path].DecodeLabel)...)
 	}
 	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
-		out = append(out, "listen is open to every network this machine is on, without a login")
+		out = append(out, "listen accepts clients from every network of this machine, without authentication")
 	}
 	if why := c.SideChannelUnused(); why != "" {
 		out = append(out, why)
@@ -222,5 +222,5 @@ func (c *Config) missingLabels(path string, role worker.Role, labels []string) [
 	if len(labels) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s asks for %s, but no %s worker has one of them", path, strings.Join(labels, ", "), role)}
+	return []string{fmt.Sprintf("%s selects %s, but no %s worker has one of these labels", path, strings.Join(labels, ", "), role)}
 }

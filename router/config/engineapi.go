@@ -22,13 +22,13 @@ func (c *Config) checkEngineAPI(bad report) {
 		bad("engine_api.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
 	}
 	if (r.TLSCert == "") != (r.TLSKey == "") {
-		bad("engine_api.tls_cert", "and engine_api.tls_key belong together; want both or none")
+		bad("engine_api.tls_cert", "requires engine_api.tls_key, and the reverse; want both or neither")
 	}
 	if len(r.Unix) > maxSocketPath {
-		bad("engine_api.unix_socket", "a path of %d bytes; want at most %d, which is what the system takes", len(r.Unix), maxSocketPath)
+		bad("engine_api.unix_socket", "a path of %d bytes; want at most %d, the limit of the operating system", len(r.Unix), maxSocketPath)
 	}
 	if r.Socket() && r.MaxFrame > c.Limits.BodyBudget/4 {
-		bad("engine_api.max_frame", "%d bytes, over a quarter of limits.memory_budget, %d, which all requests share; want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+		bad("engine_api.max_frame", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 	for i, h := range r.Hosts {
 		_, notNet := netip.ParsePrefix(h)
@@ -46,10 +46,10 @@ func (c *Config) checkEngineAPI(bad report) {
 	}
 	host, port, _ := net.SplitHostPort(r.Listen)
 	if port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen || r.Listen == c.Register.Listen) {
-		bad("engine_api.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
+		bad("engine_api.listen", "%s is the address of another listener; want a different address", quoted(r.Listen))
 	}
 	if ip, err := netip.ParseAddr(host); r.Token == "" && host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		bad("engine_api.token", "is not given, and %s is not a loopback address, so that anyone could use the engines past every gateway; want $SLUICE_ENGINE_API_TOKEN", quoted(r.Listen))
+		bad("engine_api.token", "is missing, and engine_api.listen (%s) is not a loopback address, so anyone on the network could use the engines; want a token, for example in $SLUICE_ENGINE_API_TOKEN", quoted(r.Listen))
 	}
 }
 

@@ -13,11 +13,11 @@ func (c *Config) checkKeys(bad report) {
 	for i := range c.APIKeys {
 		k, path := &c.APIKeys[i], fmt.Sprintf("api_keys[%d]", i)
 		if k.Name == "" {
-			bad(path+".name", "it is missing; want a word for logs and metrics, such as team-a")
+			bad(path+".name", "is missing; want a word for logs and metrics, such as team-a")
 		} else if !worker.Printable(k.Name) {
 			bad(path+".name", "%s is not a name for logs and metrics; want printable text without control, direction and zero-width characters", quoted(k.Name))
 		} else if first, twice := names[k.Name]; twice {
-			bad(path+".name", "%s is that of api_keys[%d] too; want a name for each", quoted(k.Name), first)
+			bad(path+".name", "%s is also the name of api_keys[%d]; want a unique name", quoted(k.Name), first)
 		}
 		names[k.Name] = i
 		// What stands there may be the key itself, so it is not shown.
@@ -27,12 +27,12 @@ func (c *Config) checkKeys(bad report) {
 		}
 		hash := strings.ToLower(k.SHA256)
 		if first, twice := hashes[hash]; twice {
-			bad(path+".sha256", "it is that of api_keys[%d] too; want each key once", first)
+			bad(path+".sha256", "is also the hash of api_keys[%d]; want each key once", first)
 		}
 		hashes[hash] = i
 	}
 	if strings.ContainsFunc(c.EngineKey, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		bad("engine_key", "it holds a space or a character that a header line may not have")
+		bad("engine_key", "contains a space or a character that is not allowed in a header line; want visible ASCII characters without spaces")
 	}
 }
 

@@ -80,7 +80,7 @@ func (c *Config) checkLMCache(bad report) {
 		path, o := fmt.Sprintf("workers[%d].options", i), c.withPeer(w)
 		init, alloc := len(o["init_port"]), len(o["alloc_port"])
 		if init == 0 || init != alloc {
-			bad(path, "family lmcache writes to %s at %d init ports and %d alloc ports; want one of each for a tensor-parallel rank, such as init_port=7300,alloc_port=7400 or by --nixl-peer-init-port and --nixl-peer-alloc-port",
+			bad(path, "family lmcache writes to %s at %d init ports and %d alloc ports; want one of each per tensor-parallel rank, such as init_port=7300,alloc_port=7400 or by --nixl-peer-init-port and --nixl-peer-alloc-port",
 				quoted(w.URL), init, alloc)
 		}
 	}

@@ -46,7 +46,7 @@ func (c *Config) set(path, text string, from string, errs *errorList) {
 				bare = text[1 : len(text)-1]
 			}
 			if bare = needsNoQuotes.Replace(bare); bare != text {
-				errs.add(at, p, "%s; want comma-separated words without quotes: %s", quoted(text), quoted(bare))
+				errs.add(at, p, "%s; want comma-separated words without quotes, such as %s", quoted(text), quoted(bare))
 				return
 			}
 			words := strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })
@@ -61,7 +61,7 @@ func (c *Config) set(path, text string, from string, errs *errorList) {
 		}
 	})
 	if !found {
-		errs.add(at, path, "no such field%s; known: %s", suggestion(path, known), strings.Join(known, ", "))
+		errs.add(at, path, "no such field%s; want one of %s", suggestion(path, known), strings.Join(known, ", "))
 	}
 }
 
@@ -343,7 +343,7 @@ func (f *Flags) applySets(c *Config, errs *errorList) {
 			c.inputWarnings = append(c.inputWarnings, renamedWarning(s.flag, s.path, path))
 		}
 		if before, conflicts := used.conflict(path, s.path); conflicts {
-			errs.add(origin{from: s.flag}, path, "given as %s and as %s; want %s alone", before, s.path, path)
+			errs.add(origin{from: s.flag}, path, "given as %s and as %s; want only %s", before, s.path, path)
 			continue
 		}
 		c.set(path, s.text, s.flag, errs)

@@ -13,13 +13,13 @@ func (c *Config) checkProxies(bad report) {
 	p := &c.Proxies
 	for i, word := range p.Trusted {
 		if _, err := proxyproto.ParseNetwork(word); err != nil {
-			bad(fmt.Sprintf("proxies.trusted[%d]", i), "%s; want a network as 10.0.0.0/8, or an address as 10.0.0.1", quoted(word))
+			bad(fmt.Sprintf("proxies.trusted[%d]", i), "%s; want a network such as 10.0.0.0/8, or an address such as 10.0.0.1", quoted(word))
 		}
 	}
 	if len(p.Trusted) > 0 {
 		return
 	}
-	const why = "%s, but there is no proxy in proxies.trusted; want the networks of the proxies there, or off"
+	const why = "%s, but proxies.trusted is empty; want the networks of the proxies in proxies.trusted, or off here"
 	if p.Protocol != "off" && p.Protocol != "" {
 		bad("proxies.protocol", why, quoted(p.Protocol))
 	}
@@ -39,12 +39,12 @@ func (c *Config) checkCORS(bad report) {
 		path := fmt.Sprintf("cors.origins[%d]", i)
 		if o == "*" {
 			if len(c.CORS.Origins) > 1 {
-				bad(path, `"*" stands beside others; want it alone, or those`)
+				bad(path, `"*" is combined with other values; want it alone, or only the others`)
 			}
 			continue
 		}
 		if o == "null" {
-			bad(path, `"null" is the origin of any sandboxed page; want those that are meant, or * for all`)
+			bad(path, `"null" is the origin of every sandboxed page; want the origins of your pages, or * for all`)
 			continue
 		}
 		u, err := url.Parse(o)
@@ -52,9 +52,9 @@ func (c *Config) checkCORS(bad report) {
 		case err != nil || u.Scheme == "" || u.Host == "" || strings.ContainsAny(o, "* "):
 			bad(path, "%s; want an origin as a browser sends it, https://app.example or http://localhost:3000, or * for all", quoted(o))
 		case u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" || strings.ToLower(o) != o:
-			bad(path, "%s; want scheme, host and port alone, in small letters: %s://%s", quoted(o), strings.ToLower(u.Scheme), strings.ToLower(u.Host))
+			bad(path, "%s; want only scheme, host and port, in lower case: %s://%s", quoted(o), strings.ToLower(u.Scheme), strings.ToLower(u.Host))
 		case u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80":
-			bad(path, "%s; browsers leave the scheme's own port out: want %s://%s", quoted(o), u.Scheme, u.Hostname())
+			bad(path, "%s; browsers omit the default port of the scheme; want %s://%s", quoted(o), u.Scheme, u.Hostname())
 		}
 	}
 	for field, words := range map[string][]string{"methods": c.CORS.Methods, "headers": c.CORS.Headers} {

@@ -54,7 +54,7 @@ type Change struct {
 }
 
 // noWorkers is the Warning of a change that takes out the file's last worker.
-const noWorkers = "the file names no worker any more: requests are refused unless another source has some"
+const noWorkers = "the file contains no worker any more: requests are refused unless another source has workers"
 
 // Changes are those from c, which runs, to next, which was read, in the order of the
 // struct.
@@ -92,7 +92,7 @@ func (c *Config) Apply(next *Config) (*Config, error) {
 	var f errorList
 	checked.check(&f)
 	if err := f.err(); err != nil {
-		return nil, fmt.Errorf("%w\nwhat a running router cannot take over is as it was: sluice restart takes over all", err)
+		return nil, fmt.Errorf("%w\nthe running router keeps its values of the fields that need a restart; sluice restart applies all", err)
 	}
 	return &merged, nil
 }

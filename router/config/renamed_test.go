@@ -154,9 +154,9 @@ func TestRenamedFields(t *testing.T) {
 // In a file, both names of a field or of a group are an error with the place of the second.
 func TestRenamedTwice(t *testing.T) {
 	for text, want := range map[string]string{
-		"pd:\n  cut_after: 1s\n  abort_delay: 1s\n":                            "f:3:3: pd.abort_delay: given as abort_delay and as cut_after",
-		"engine_api: {http: true}\nrouted: {http: true}\n":                     "f:2:1: engine_api: given as engine_api and as routed",
-		"models:\n  m:\n    pd:\n      abort_delay: 1s\n      cut_after: 2s\n": "f:5:7: models.m.pd.abort_delay: given as abort_delay and as cut_after",
+		"pd:\n  cut_after: 1s\n  abort_delay: 1s\n":                            "f:3:3: pd.abort_delay: given as abort_delay and by its old name cut_after",
+		"engine_api: {http: true}\nrouted: {http: true}\n":                     "f:2:1: engine_api: given as engine_api and by its old name routed",
+		"models:\n  m:\n    pd:\n      abort_delay: 1s\n      cut_after: 2s\n": "f:5:7: models.m.pd.abort_delay: given as abort_delay and by its old name cut_after",
 	} {
 		if _, err := Parse("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %s", text, err, want)

@@ -17,7 +17,7 @@ func (c *Config) Path() string { return c.path }
 // can.
 func (c *Config) Reread(text []byte) (*Config, error) {
 	if c.reparse == nil {
-		return nil, fmt.Errorf("config: cannot read again what was not read from a file")
+		return nil, fmt.Errorf("config: cannot read the configuration again: it was not read from a file")
 	}
 	return c.reparse(text)
 }

@@ -61,7 +61,7 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 		case "false", "no", "off":
 			v.SetBool(false)
 		default:
-			return fmt.Errorf("%s is neither true nor false", shown)
+			return fmt.Errorf("%s is not a boolean; want true or false", shown)
 		}
 	case reflect.Int, reflect.Int64, reflect.Uint16:
 		n, err := strconv.ParseInt(text, 10, 64)

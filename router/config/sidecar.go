@@ -99,9 +99,9 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	}
 	switch {
 	case engines != 1:
-		return nil, fmt.Errorf("sluice sidecar: %d engines are given; want one, as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
+		return nil, fmt.Errorf("sluice sidecar: there are %d engines; want one, such as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
 	case c.Kube.Selector != "":
-		return nil, errors.New("sluice sidecar: kube.selector is set, but a sidecar has one engine; only sluice serve finds workers by it")
+		return nil, errors.New("sluice sidecar: kube.selector is set, but a sidecar has one engine; want it empty, or sluice serve")
 	case f.MaxPrefillWorkers < 1 || f.MaxPrefillWorkers > worker.MaxSlots/2:
 		return nil, fmt.Errorf("sluice sidecar: --max-prefill-workers %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
 	case f.PrefillIdle < time.Second:
@@ -150,7 +150,7 @@ func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	case err != nil:
 		return worker.Spec{}, fmt.Errorf("--prefill-options: %w", err)
 	case w.ID != "" || len(w.Ranks) > 0 || len(w.RankURLs) > 0 || len(w.KVEvents) > 0:
-		return worker.Spec{}, fmt.Errorf("--prefill-options %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, such as bootstrap_port=8998", quoted(f.Keys))
+		return worker.Spec{}, fmt.Errorf("--prefill-options %s: id, ranks, rank_urls and kv_events belong to one worker; want keys that apply to all workers, such as bootstrap_port=8998", quoted(f.Keys))
 	}
 	w.Models = f.engine(c).Models
 	return w.Spec("header"), nil
@@ -190,7 +190,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 	for i, rank := range ranks {
 		u, err := url.Parse(urls[min(i, len(urls)-1)])
 		if err != nil {
-			return nil, errors.New("the engine's URL does not parse")
+			return nil, errors.New("the engine's URL cannot be parsed")
 		}
 		step := i
 		if len(urls) > 1 {
@@ -207,7 +207,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 				}
 				addr := net.JoinHostPort(host, port)
 				if other, taken := at[addr]; taken && other != rank {
-					return nil, fmt.Errorf("%s would name ranks %d and %d; say by --rank-addresses which is which", addr, other, rank)
+					return nil, fmt.Errorf("%s would name ranks %d and %d; want --rank-addresses with an address for each rank", addr, other, rank)
 				}
 				at[addr] = rank
 			}

@@ -56,10 +56,10 @@ func (c *Config) checkDiscovery(bad report) {
 			bad(path+".name", "%s is not the name of a host or service; want one such as prefill.engines.example or _http._tcp.prefill.engines.example", quoted(d.Name))
 		}
 		if d.Type == "a" && d.Port == 0 {
-			bad(path+".port", "is missing, and addresses have none; want that of the engines, or type srv")
+			bad(path+".port", "is missing; want the port of the engines, or type srv, whose answers contain ports")
 		}
 		if d.Type == "srv" && d.Port != 0 {
-			bad(path+".port", "%d stands beside type srv, whose answers name the ports; want none", d.Port)
+			bad(path+".port", "%d, but answers of type srv contain the ports; want none", d.Port)
 		}
 		if d.Server != "" {
 			if err := checkAddr(d.Server); err != nil {
@@ -67,7 +67,7 @@ func (c *Config) checkDiscovery(bad report) {
 			}
 		}
 		if d.MinInterval > d.MaxInterval {
-			bad(path+".min_interval", "%q is over max_interval, %q", d.MinInterval, d.MaxInterval)
+			bad(path+".min_interval", "%q is more than max_interval (%q); want at most that", d.MinInterval, d.MaxInterval)
 		}
 		c.checkTemplate(bad, path+".worker", d.Worker)
 	}
@@ -80,7 +80,7 @@ func (c *Config) checkDiscovery(bad report) {
 		bad("kube.port", "%s is neither a port nor a port's name; want 1 to 65535, or the name in the pod's containers", quoted(k.Port))
 	}
 	if k.RoleLabel == "" {
-		bad("kube.role_label", "is empty; want the label that tells prefill from decode")
+		bad("kube.role_label", "is empty; want the label whose value distinguishes prefill from decode")
 	}
 }
 
@@ -96,7 +96,7 @@ func (c *Config) checkTemplate(bad report, path string, w *Worker) {
 		given bool
 	}{{"url", w.URL != ""}, {"id", w.ID != ""}, {"rank_urls", len(w.RankURLs) > 0}, {"role", w.Role != worker.Aggregated}} {
 		if f.given {
-			bad(path+"."+f.name, "is different for every worker and found, not given; want it left out")
+			bad(path+"."+f.name, "is discovered for each worker; want it empty")
 		}
 	}
 	c.checkRanks(bad, path, w)
@@ -114,27 +114,27 @@ func (c *Config) checkRegister(bad report) {
 		return
 	}
 	if _, port, _ := net.SplitHostPort(r.Listen); port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen) {
-		bad("registration.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
+		bad("registration.listen", "%s is the address of another listener; want a different address", quoted(r.Listen))
 	}
 	if r.Token == "" && r.ClientCA == "" {
-		bad("registration.token", "is missing, as is registration.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTRATION_TOKEN, or certificates")
+		bad("registration.token", "is missing, and so is registration.client_ca, so anyone could register a worker; want a token, for example in $SLUICE_REGISTRATION_TOKEN, or client certificates")
 	}
 	if t := r.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(x rune) bool { return x <= ' ' || x > '~' })) {
 		bad("registration.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
 	}
 	if (r.TLSCert == "") != (r.TLSKey == "") {
-		bad("registration.tls_cert", "and registration.tls_key belong together; want both or none")
+		bad("registration.tls_cert", "requires registration.tls_key, and the reverse; want both or neither")
 	}
 	if r.ClientCA != "" && r.TLSCert == "" {
-		bad("registration.client_ca", "has no effect without registration.tls_cert and registration.tls_key; want those too")
+		bad("registration.client_ca", "requires registration.tls_cert and registration.tls_key; want all three")
 	}
 	if r.Lease > r.MaxLease {
-		bad("registration.lease", "%q is over registration.max_lease, %q", r.Lease, r.MaxLease)
+		bad("registration.lease", "%q is more than registration.max_lease (%q); want at most that", r.Lease, r.MaxLease)
 	}
 	checkNetworks(bad, "registration.networks", r.Networks)
 	if host, _, _ := net.SplitHostPort(r.Listen); len(r.Networks) == 0 {
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			bad("registration.networks", "are missing; want the CIDRs that workers call from and serve on, such as 10.0.0.0/16")
+			bad("registration.networks", "is empty; want the CIDRs from which workers call and in which they serve, such as 10.0.0.0/16")
 		}
 	}
 }

@@ -109,18 +109,18 @@ func (c *Config) checkTransfers(bad report) {
 		rest, ok := strings.CutPrefix(addr, "tcp://")
 		host, port, err := net.SplitHostPort(rest)
 		if !ok || err != nil || host == "" || port == "" || strings.Trim(port, "0123456789") != "" && port != "*" {
-			bad("transfers.zmq_listen", "%s; want tcp://HOST:PORT, HOST an address of this machine, such as tcp://10.0.0.1:8091", quoted(addr))
+			bad("transfers.zmq_listen", "%s; want tcp://HOST:PORT with an address of this machine, such as tcp://10.0.0.1:8091", quoted(addr))
 		}
 		if t.ZMQ == "off" {
-			bad("transfers.zmq", "off, and transfers.zmq_listen is %s; want one of them", quoted(addr))
+			bad("transfers.zmq", "off, but transfers.zmq_listen is %s; want one of them changed", quoted(addr))
 		}
 	}
 	checkNetworks(bad, "transfers.zmq_networks", t.ZMQNetworks)
 	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Register.On() {
-		bad("transfers.zmq", "on, and neither transfers.zmq_listen nor registration.listen is set, where its socket would be; want one of them")
+		bad("transfers.zmq", "on, but neither transfers.zmq_listen nor registration.listen is set, so the socket has no address; want one of them set")
 	}
 	if t.UCX == "on" && !c.Register.On() {
-		bad("transfers.ucx", "on, and registration.listen is not set, where connectors learn UCX's address")
+		bad("transfers.ucx", "on, but registration.listen is off, so connectors cannot learn the address; want registration.listen set")
 	}
 	for i, d := range t.UCXDevices {
 		if d == "" || strings.ContainsAny(d, ", \t") {
@@ -136,7 +136,7 @@ func (c *Config) checkTransfers(bad report) {
 		}
 	}
 	if c.UsesSideChannel() && t.NIXL == "off" {
-		bad("transfers.side_channel", "%s, which goes by NIXL, and transfers.nixl is off", t.SideChannel)
+		bad("transfers.side_channel", "%s, which requires NIXL, but transfers.nixl is off; want transfers.nixl auto or on", t.SideChannel)
 	}
 	for i := range c.Workers {
 		for _, v := range c.Workers[i].Options["connector"] {

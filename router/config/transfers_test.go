@@ -31,7 +31,7 @@ func TestTransferTiers(t *testing.T) {
 					c.checkTransfers(func(field, format string, args ...any) { problems = append(problems, field+": "+format) })
 					all := strings.Join(problems, "; ")
 					if value == "on" && !listens && tier.needs != "" {
-						if len(problems) != 1 || !strings.HasPrefix(all, "transfers."+name+": on, and ") || !strings.Contains(all, tier.needs) {
+						if len(problems) != 1 || !strings.HasPrefix(all, "transfers."+name+": on, but ") || !strings.Contains(all, tier.needs) {
 							t.Errorf("%s on without a listener: %q", name, all)
 						}
 						continue

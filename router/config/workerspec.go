@@ -102,7 +102,7 @@ func ParseWorker(role worker.Role, text string) (Worker, error) {
 		case !found || value == "":
 			return w, fmt.Errorf("key %s has no value; want %s=%s", name, name, workerKeys[i].form)
 		case seen[name] && name != "label" && name != "model":
-			return w, fmt.Errorf("key %s is given twice; a list joins with +, as %s=%s", name, name, workerKeys[i].form)
+			return w, fmt.Errorf("key %s is given twice; want the values of a list joined with +: %s=%s", name, name, workerKeys[i].form)
 		}
 		seen[name] = true
 		if err := setKey(&w, workerKeys[i], value); err != nil {

@@ -39,7 +39,7 @@ func Load(path string) (*Config, error) {
 func readFile(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("config: cannot read %q: %w; `sluice init URL…` writes a file to begin with", path, errors.Unwrap(err))
+		return nil, fmt.Errorf("config: cannot read %q: %w; `sluice init URL…` writes a first file", path, errors.Unwrap(err))
 	}
 	return text, nil
 }
@@ -125,7 +125,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 			continue
 		}
 		if i > 0 && root != nil {
-			d.errs.add(d.at(doc.Body), "", "a second document begins here; want one")
+			d.errs.add(d.at(doc.Body), "", "a second YAML document begins here; want one")
 			break
 		}
 		root = doc.Body
@@ -186,7 +186,7 @@ func (d *decoder) resolve(n ast.Node) ast.Node {
 			return n
 		}
 	}
-	d.errs.add(d.at(n), "", "aliases lead to aliases without end")
+	d.errs.add(d.at(n), "", "the aliases form a cycle")
 	return nil
 }
 
@@ -195,7 +195,7 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 	at := d.at(n)
 	if d.values++; d.values > maxValues {
 		if d.values == maxValues+1 {
-			d.errs.add(at, path, "the file unfolds to more than %d values", maxValues)
+			d.errs.add(at, path, "the file expands to more than %d values; want fewer aliases", maxValues)
 		}
 		return
 	}
@@ -240,11 +240,11 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, path string, at origin)
 			d.warnRenamed(v.Type(), key, joinPath(path, key.name), sub)
 		}
 		if _, conflicts := names.conflict(sub, key.name); ok && conflicts {
-			d.errs.add(key.at, sub, "given as %s and as %s, which is its old name; want %s alone", f.Tag.Get("yaml"), f.Tag.Get("was"), f.Tag.Get("yaml"))
+			d.errs.add(key.at, sub, "given as %s and by its old name %s; want only %s", f.Tag.Get("yaml"), f.Tag.Get("was"), f.Tag.Get("yaml"))
 			continue
 		}
 		if !ok {
-			d.errs.add(key.at, sub, "no such field%s; known: %s", suggestion(key.name, known.names()), strings.Join(known.names(), ", "))
+			d.errs.add(key.at, sub, "no such field%s; want one of %s", suggestion(key.name, known.names()), strings.Join(known.names(), ", "))
 			continue
 		}
 		d.value(value, v.FieldByIndex(f.Index), sub, f.Tag)
@@ -353,7 +353,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 			}
 			text, ok := scalarText(mv.Key)
 			if !ok {
-				d.errs.add(key.at, path, "a field's name is %s; want a word", kindOf(mv.Key))
+				d.errs.add(key.at, path, "the name of a field is %s; want a word", kindOf(mv.Key))
 				continue
 			}
 			if key.name = text; seen[text] {
