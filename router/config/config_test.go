@@ -294,7 +294,7 @@ func TestDescribeRouted(t *testing.T) {
 	for text, want := range map[string]string{
 		"{unix_socket: /run/s.sock}":                             "serves the engine API on /run/s.sock (framed socket), with no token\n",
 		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "serves the engine API on 127.0.0.1:7 (framed socket, plain TCP), with the configured token\n",
-		"{http: true}": "answers POST /v1/engine/generate",
+		"{http: true}": "serves POST /v1/engine/generate",
 	} {
 		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nengine_api: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
 			t.Errorf("%s: %s", text, got)
