@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -29,17 +28,18 @@ func reloadCommand() *cobra.Command {
 	var dry, asJSON bool
 	cmd := newCommand(cobra.Command{
 		Use: "reload [flags]", GroupID: groupOperate, Short: "apply an edited configuration to a running router", Long: reloadLong, Example: reloadExample,
-	}, "0 reloaded, 1 no router found or an error in the file", func(cmd *cobra.Command, _ []string) int {
-		return runReload(cmd.Context(), target, dry, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}, "0 reloaded, 1 no router found, not confirmed, or an error in the file", func(cmd *cobra.Command, _ []string) int {
+		return runReload(cmd, target, dry, asJSON)
 	})
-	target.add(cmd)
+	target.addChange(cmd)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "change nothing; print what would change")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
 
 // runReload makes a running router reload its configuration and prints the changes.
-func runReload(ctx context.Context, target routerFlags, dry, asJSON bool, stdout, stderr io.Writer) int {
+func runReload(cmd *cobra.Command, target routerFlags, dry, asJSON bool) int {
+	ctx, stdout, stderr := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	rt, err := target.find()
 	if err != nil {
 		signal := "HUP"
@@ -47,6 +47,9 @@ func runReload(ctx context.Context, target routerFlags, dry, asJSON bool, stdout
 			signal = "" // no signal requests a dry run
 		}
 		printNotFound(stderr, "reload", target.addr, signal, err)
+		return 1
+	}
+	if !dry && !target.confirm(cmd, rt, "Reloading the configuration of") {
 		return 1
 	}
 	c := admin.NewClient(rt)

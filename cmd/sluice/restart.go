@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -21,20 +19,26 @@ const restartExample = `
 
 func restartCommand() *cobra.Command {
 	var target routerFlags
+	var asJSON bool
 	cmd := newCommand(cobra.Command{
 		Use: "restart [flags]", GroupID: groupOperate, Short: "replace a running router with a new process without losing requests", Long: restartLong, Example: restartExample,
-	}, "0 replaced, 1 no router found or the new process did not become ready", func(cmd *cobra.Command, _ []string) int {
-		return runRestart(cmd.Context(), target, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}, "0 replaced, 1 no router found, not confirmed, or the new process did not become ready", func(cmd *cobra.Command, _ []string) int {
+		return runRestart(cmd, target, asJSON)
 	})
-	target.add(cmd)
+	target.addChange(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the new process id as JSON")
 	return cmd
 }
 
 // runRestart makes a running router replace itself with a new process.
-func runRestart(ctx context.Context, target routerFlags, stdout, stderr io.Writer) int {
+func runRestart(cmd *cobra.Command, target routerFlags, asJSON bool) int {
+	ctx, stdout, stderr := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	rt, err := target.find()
 	if err != nil {
 		printNotFound(stderr, "restart", target.addr, "USR2", err)
+		return 1
+	}
+	if !target.confirm(cmd, rt, "Replacing the process of") {
 		return 1
 	}
 	c := admin.NewClient(rt)
@@ -43,6 +47,13 @@ func runRestart(ctx context.Context, target routerFlags, stdout, stderr io.Write
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice restart:", err)
 		return 1
+	}
+	if asJSON {
+		if err := encodeJSON(stdout, map[string]int{"pid": pid}); err != nil {
+			fmt.Fprintln(stderr, "sluice restart:", err)
+			return 1
+		}
+		return 0
 	}
 	replaced := "the router at " + rt.Address
 	if rt.PID != 0 { // known only from a runtime file

@@ -36,6 +36,7 @@ func init() {
 		{"GET", "/flow.js", "its moving picture", true, asset("flow.js", "text/javascript; charset=utf-8")},
 		{"GET", "/transfers.js", "its panel of KV transfers", true, asset("transfers.js", "text/javascript; charset=utf-8")},
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
+		{"GET", "/admin/v1/router", "which router this is: addresses, configuration file, process id and uptime", false, (*Server).identity},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
 		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},

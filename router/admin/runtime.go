@@ -21,6 +21,7 @@ type Runtime struct {
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
 	Version string    `json:"version,omitempty"`
+	Config  string    `json:"config,omitempty"` // absolute path of the configuration file; "": none
 }
 
 // RuntimeDir returns the directory of runtime files: sluice-UID in $XDG_RUNTIME_DIR, or else in
@@ -114,6 +115,24 @@ func ReadRuntimeFile(path string) (Runtime, error) {
 // ErrNoRouter is the error of Find if no router of this user runs.
 var ErrNoRouter = errors.New("no router of this user runs with an admin listener")
 
+// AmbiguousError is the error of Find if several routers match.
+type AmbiguousError struct{ Found []Runtime }
+
+// Error lists the routers, a line each.
+func (e *AmbiguousError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "admin: cannot choose among %d running routers; name one of them:", len(e.Found))
+	for i := range e.Found {
+		rt := &e.Found[i]
+		file := rt.Config
+		if file == "" {
+			file = "no configuration file"
+		}
+		fmt.Fprintf(&b, "\n  --admin %s  (%s, pid %d, up %v)", rt.Address, file, rt.PID, time.Since(rt.Started).Round(time.Second))
+	}
+	return b.String()
+}
+
 // Find returns the Runtime of the router with the admin address addr, or of the only running
 // router if addr is "". An address without a host, or with another loopback host, matches by port.
 // Find removes the files of processes that have ended.
@@ -142,11 +161,7 @@ func Find(addr string) (Runtime, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		var addrs []string
-		for _, rt := range found {
-			addrs = append(addrs, rt.Address)
-		}
-		return Runtime{}, fmt.Errorf("admin: cannot choose among %d running routers: name one with --admin %s", len(found), strings.Join(addrs, " or --admin "))
+		return Runtime{}, &AmbiguousError{Found: found}
 	case last != nil:
 		return Runtime{}, last
 	case addr != "":

@@ -39,6 +39,8 @@ type Options struct {
 	// none [DefaultRuntimeFile of the address].
 	RuntimeFile string
 	Version     string
+	ConfigPath  string        // absolute path of the configuration file, for Identity; "": none
+	ClientAddr  func() string // address of the clients' listener, for Identity; nil: unknown
 	// Listener is the listener to use if it is open already; Listen is then only its configured
 	// address.
 	Listener net.Listener
@@ -205,7 +207,7 @@ func (s *Server) WriteRuntimeFile() error {
 	if path == "" {
 		path = DefaultRuntimeFile(s.Addr())
 	}
-	err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: s.guard.token, PID: os.Getpid(), Started: s.started.UTC(), Version: s.opt.Version})
+	err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: s.guard.token, PID: os.Getpid(), Started: s.started.UTC(), Version: s.opt.Version, Config: s.opt.ConfigPath})
 	if err == nil {
 		s.runtime = path
 	}

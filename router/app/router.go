@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -229,11 +230,18 @@ func (r *Router) assemble() (err error) {
 func (r *Router) newAdmin() (*admin.Server, error) {
 	opt := admin.Options{
 		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: r.version, Log: r.log,
-		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
+		ClientAddr: r.Addr,
+		Workers:    r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
 		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),
+	}
+	if path := r.cfg.Path(); path != "" {
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
+		opt.ConfigPath = path
 	}
 	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
 		opt.Token = r.previous.Token // so that consoles and tools stay logged in

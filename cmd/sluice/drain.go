@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"sluice/router/admin"
+)
+
+const drainLong = `Stops a running router from sending new requests to a worker. Requests in flight continue, and its
+streams move to other workers where they can (docs/migration.md). sluice undrain ends it. A restart
+of the router ends it, too.`
+
+const drainExample = `
+  sluice drain decode-3
+  sluice drain --admin 127.0.0.1:9902 --yes decode-3    one of several routers, without a question
+  sluice workers                                        shows when it has no more requests`
+
+const undrainLong = `Allows a running router to send requests to a drained worker again.`
+
+const undrainExample = `
+  sluice undrain decode-3`
+
+// drainCommand returns the command drain, or undrain if on is false.
+func drainCommand(on bool) *cobra.Command {
+	var target routerFlags
+	var asJSON bool
+	c := cobra.Command{
+		Use: "drain [flags] WORKER", GroupID: groupOperate, Short: "send no new requests to a worker", Long: drainLong, Example: drainExample,
+		Args: oneArg("worker"),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return target.completeWorkers(cmd, args, func(w *admin.Worker) bool { return (w.State == "draining") != on })
+		},
+	}
+	if !on {
+		c.Use, c.Short, c.Long, c.Example = "undrain [flags] WORKER", "end the drain of a worker", undrainLong, undrainExample
+	}
+	cmd := newCommand(c, "0 done, 1 no router found, not confirmed, or no such worker", func(cmd *cobra.Command, args []string) int {
+		return runDrain(cmd, target, args[0], on, asJSON)
+	})
+	target.addChange(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the worker as JSON")
+	return cmd
+}
+
+// runDrain starts or ends the drain of a worker and prints its state.
+func runDrain(cmd *cobra.Command, target routerFlags, id string, on, asJSON bool) int {
+	c, rt := target.connect(cmd)
+	if c == nil {
+		return 1
+	}
+	defer c.Close()
+	stdout, stderr := cmd.OutOrStdout(), cmd.ErrOrStderr()
+	ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+	defer cancel()
+	if err := checkWorker(ctx, c, id); err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		return 1
+	}
+	change := fmt.Sprintf("Draining worker %s of", id)
+	if !on {
+		change = fmt.Sprintf("Ending the drain of worker %s of", id)
+	}
+	if !target.confirm(cmd, rt, change) {
+		return 1
+	}
+	ctx, cancelChange := context.WithTimeout(cmd.Context(), requestTimeout) // the answer may have taken a while
+	defer cancelChange()
+	w, err := c.Drain(ctx, id, on)
+	switch {
+	case err != nil:
+	case asJSON:
+		err = encodeJSON(stdout, w)
+	default:
+		requests := int64(0)
+		for i := range w.Ranks {
+			requests += w.Ranks[i].Requests
+		}
+		_, err = fmt.Fprintf(stdout, "worker %s is %s, with %d requests in flight\n", w.ID, w.State, requests)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/bench/testwait"
+	"sluice/router/admin"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// openTerminal returns a pseudo terminal: the side of the user, and the side of the command.
+func openTerminal(t *testing.T) (user, command *os.File) {
+	t.Helper()
+	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no pseudo terminals: ", err)
+	}
+	t.Cleanup(func() { user.Close() })
+	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { command.Close() })
+	return user, command
+}
+
+// startDiscoverable starts a router that the commands find, with a worker "w0" and a worker "w1".
+func startDiscoverable(t *testing.T) *harness.Router {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	t.Setenv("SLUICE_ADMIN_TOKEN", "")
+	return harness.StartRouter(t, func(c *config.Config) { c.Admin.RuntimeFile = "" },
+		harness.SimWorker(harness.StartSim(t, nil), worker.Aggregated, "w0"), harness.SimWorker(harness.StartSim(t, nil), worker.Aggregated, "w1"))
+}
+
+func adminAddr(r *harness.Router) string { return r.Components.Admin.Addr() }
+
+func TestWorkersAndRequests(t *testing.T) {
+	r := startDiscoverable(t)
+	command := func(args ...string) (string, string) {
+		t.Helper()
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), args, &out, &errs); code != 0 {
+			t.Errorf("%q: exit %d: %s", args, code, &errs)
+		}
+		return out.String(), errs.String()
+	}
+	if out, _ := command("requests"); out != "no requests\n" {
+		t.Errorf("before any request: %q", out)
+	}
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
+	out, _ := command("workers")
+	for _, want := range []string{"WORKER", "w0 ", "w1 ", "aggregated", "ready", "vLLM 0.32.0", "sim"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	out, _ = command("requests")
+	if !strings.Contains(out, "  200 ") || !strings.Contains(out, "w0/0") && !strings.Contains(out, "w1/0") || strings.Count(out, "\n") != 2 {
+		t.Errorf("requests:\n%s", out)
+	}
+	if out, _ := command("requests", "--in-flight"); out != "no requests\n" {
+		t.Errorf("none is in flight: %q", out)
+	}
+	var parsed struct {
+		Workers  []admin.Worker
+		Requests []admin.Request
+		Stats    *admin.Stats
+		Router   *admin.Identity
+	}
+	for _, args := range [][]string{{"workers", "--json"}, {"requests", "--json"}, {"top", "--json"}} {
+		out, _ := command(args...)
+		if err := json.Unmarshal([]byte(out), &parsed); err != nil {
+			t.Errorf("%q: %v\n%s", args, err, out)
+		}
+	}
+	if len(parsed.Workers) != 2 || len(parsed.Requests) != 1 || !parsed.Requests[0].Done || parsed.Stats == nil || parsed.Router == nil || parsed.Router.PID != os.Getpid() {
+		t.Errorf("%+v", parsed)
+	}
+	out, _ = command("top", "--once")
+	for _, want := range []string{"sluice top  " + adminAddr(r), "pid ", "policy kv", "requests/s", "first token p50", "w1 ", "  200 "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "\x1b") {
+		t.Errorf("escape sequences without a terminal: %q", out)
+	}
+	for _, args := range [][]string{{"requests", "--limit", "0"}, {"top", "--interval", "1ms"}, {"drain"}, {"drain", "a", "b"}} {
+		var errs bytes.Buffer
+		if code := run(t.Context(), args, io.Discard, &errs); code != 2 || errs.Len() == 0 {
+			t.Errorf("%q: exit %d: %s", args, code, &errs)
+		}
+	}
+}
+
+// TestRequestsInFlight: requests in flight are first, and --in-flight prints them alone.
+func TestRequestsInFlight(t *testing.T) {
+	list := inFlightFirst([]admin.Request{{ID: "a", Done: true}, {ID: "b"}, {ID: "c", Done: true}, {ID: "d"}})
+	order := ""
+	for _, r := range list {
+		order += r.ID
+	}
+	if order != "bdac" {
+		t.Errorf("order %s; want bdac", order)
+	}
+	var out bytes.Buffer
+	writeRequests(&out, []admin.Request{{ID: "x\x1b[31m", At: 1000, Whole: "w/0", Predicted: 16, Attempts: 1, Reported: -1}}, time.UnixMilli(3500))
+	if s := out.String(); !strings.Contains(s, "2.5s") || !strings.Contains(s, "running") || !strings.Contains(s, "~16") || strings.Contains(s, "\x1b") {
+		t.Errorf("%q", s)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	r := startDiscoverable(t)
+	state := func(id string) string {
+		for _, w := range r.Components.Fleet.View().Workers {
+			if s, _ := w.State(); w.Spec.ID == id {
+				return s.String()
+			}
+		}
+		return "none"
+	}
+	var out, errs bytes.Buffer
+	if code := runArgs("drain", []string{"w0"}, &out, &errs); code != 0 || state("w0") != "draining" || !strings.Contains(out.String(), "worker w0 is draining, with 0 requests in flight") {
+		t.Errorf("exit %d, %s: %s%s", code, state("w0"), &out, &errs)
+	}
+	if want := "Draining worker w0 of the router at " + adminAddr(r) + " (clients at "; !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), fmt.Sprintf("pid %d", os.Getpid())) {
+		t.Errorf("no %q in %s", want, &errs)
+	}
+	complete := func(command string) string {
+		var out, errs bytes.Buffer
+		run(t.Context(), []string{"__complete", command, ""}, &out, &errs)
+		return out.String()
+	}
+	if got := complete("undrain"); !strings.Contains(got, "w0\taggregated, draining\n") || strings.Contains(got, "w1") {
+		t.Errorf("completion of undrain: %q", got)
+	}
+	if got := complete("drain"); !strings.Contains(got, "w1\taggregated, ready\n") || strings.Contains(got, "w0") {
+		t.Errorf("completion of drain: %q", got)
+	}
+	out.Reset()
+	if code := runArgs("undrain", []string{"--json", "w0"}, &out, &errs); code != 0 || state("w0") == "draining" || !strings.Contains(out.String(), `"id": "w0"`) {
+		t.Errorf("exit %d, %s: %s%s", code, state("w0"), &out, &errs)
+	}
+	errs.Reset()
+	if code := runArgs("drain", []string{"w9"}, &out, &errs); code != 1 || !strings.Contains(errs.String(), `no worker "w9" (did you mean "w0"?)`) || strings.Contains(errs.String(), "Draining") {
+		t.Errorf("exit %d: %s", code, &errs)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	if got := complete("drain"); strings.Contains(got, "w") {
+		t.Errorf("completion without a router: %q", got)
+	}
+}
+
+// TestConfirmation: a command that changes a router it found itself asks on a terminal, and only there.
+func TestConfirmation(t *testing.T) {
+	r := startDiscoverable(t)
+	user, terminal := openTerminal(t)
+	for _, c := range []struct {
+		name    string
+		args    []string
+		answer  string
+		code    int
+		asks    bool
+		drained bool
+	}{
+		{"no", []string{"drain", "w0"}, "n\n", 1, true, false},
+		{"nothing", []string{"drain", "w0"}, "\n", 1, true, false},
+		{"end of input", []string{"drain", "w0"}, "\x04", 1, true, false},
+		{"yes", []string{"drain", "w0"}, "yes\n", 0, true, true},
+		{"--yes", []string{"drain", "--yes", "w0"}, "", 0, false, true},
+		{"named", []string{"drain", "--admin", adminAddr(r), "w0"}, "", 0, false, true},
+		{"named by file", []string{"drain", "--runtime-file", admin.DefaultRuntimeFile(adminAddr(r)), "w0"}, "", 0, false, true},
+		{"restart", []string{"restart"}, "n\n", 1, true, false},
+		{"reload", []string{"reload"}, "n\n", 1, true, false},
+		{"reload --dry-run", []string{"reload", "--dry-run"}, "", 1, false, false}, // this router has no file to read
+	} {
+		if err := r.Components.Fleet.Drain("w0", false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := user.WriteString(c.answer); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		code := runWithInput(t.Context(), c.args, terminal, &out, &errs)
+		drained := false
+		for _, w := range r.Components.Fleet.View().Workers {
+			s, _ := w.State()
+			drained = drained || s == worker.Draining
+		}
+		if code != c.code || strings.Contains(errs.String(), "Continue? [y/N]") != c.asks || drained != c.drained {
+			t.Errorf("%s: exit %d, drained %v: %s", c.name, code, drained, &errs)
+		}
+		if names := strings.Contains(errs.String(), "the router at "+adminAddr(r)); names == strings.Contains(c.name, "dry-run") {
+			t.Errorf("%s: names the router: %v: %s", c.name, names, &errs)
+		}
+	}
+}
+
+// TestSeveralRouters: a command refuses to choose among several routers, and lists them.
+func TestSeveralRouters(t *testing.T) {
+	r := startDiscoverable(t)
+	other := admin.Runtime{Address: "127.0.0.1:4", Token: "x", PID: os.Getpid(), Started: time.Now().Add(-time.Hour), Config: "/etc/other.yaml"}
+	if err := admin.WriteRuntimeFile(admin.DefaultRuntimeFile(other.Address), other); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"restart"}, {"reload"}, {"drain", "w0"}, {"undrain", "w0"}, {"workers"}, {"top", "--once"}} {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), args, &out, &errs)
+		for _, want := range []string{"2 running routers", "--admin " + adminAddr(r), "--admin 127.0.0.1:4  (/etc/other.yaml, pid ", "up 1h0m0s"} {
+			if code != 1 || out.Len() > 0 || !strings.Contains(errs.String(), want) {
+				t.Errorf("%q: exit %d, no %q: %s%s", args, code, want, &out, &errs)
+			}
+		}
+	}
+}
+
+// TestRestartNamesTheRouter: restart says which process it replaces before it does so.
+func TestRestartNamesTheRouter(t *testing.T) {
+	e := harness.StartSim(t, nil)
+	env, dir := harness.ServeEnv(t)
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nworkers: [{url: %q, id: one}]\n", e.URL()))
+	p := harness.Launch(t, env, "serve", "--config", path)
+	p.Ready(t)
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	user, terminal := openTerminal(t)
+	user.WriteString("n\n")
+	var out, errs bytes.Buffer
+	code := runWithInput(t.Context(), []string{"restart"}, terminal, &out, &errs)
+	for _, want := range []string{"Replacing the process of the router at 127.0.0.1:", "clients at " + p.Addr, "configuration " + path, fmt.Sprintf("pid %d", p.Cmd.Process.Pid), "nothing was changed"} {
+		if code != 1 || !strings.Contains(errs.String(), want) {
+			t.Errorf("exit %d: no %q in %s", code, want, &errs)
+		}
+	}
+}
+
+// TestTopInTerminal: the view is drawn in a terminal until q is pressed, and the terminal's mode is
+// restored.
+func TestTopInTerminal(t *testing.T) {
+	startDiscoverable(t)
+	user, terminal := openTerminal(t)
+	before, err := unix.IoctlGetTermios(int(terminal.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen harness.SyncBuffer
+	go io.Copy(&seen, user)
+	ended := make(chan int, 1)
+	go func() {
+		ended <- runWithInput(context.Background(), []string{"top", "--interval", "200ms"}, terminal, terminal, io.Discard)
+	}()
+	testwait.UntilWithin(t, 10*time.Second, "two views are drawn", func() bool { return strings.Count(seen.String(), "requests/s") >= 2 })
+	if _, err := user.WriteString("q"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case code := <-ended:
+		if code != 0 {
+			t.Errorf("exit %d", code)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("q does not end it")
+	}
+	after, err := unix.IoctlGetTermios(int(terminal.Fd()), unix.TCGETS)
+	if err != nil || after.Lflag != before.Lflag || after.Cc != before.Cc {
+		t.Errorf("the terminal's mode is not restored: %v, %v", after, err)
+	}
+	testwait.UntilWithin(t, 10*time.Second, "the screen is left", func() bool {
+		s := seen.String()
+		return strings.HasPrefix(s, enterScreen) && strings.HasSuffix(s, leaveScreen)
+	})
+}
+
+func TestFrame(t *testing.T) {
+	if got, want := frame("abcdef\nää\nthird\n", 2, 2), homeScreen+"ab"+clearLine+"\r\nää"+clearLine+clearBelow; got != want {
+		t.Errorf("%q; want %q", got, want)
+	}
+}

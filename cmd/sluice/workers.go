@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice/router/admin"
+	"sluice/router/config"
+)
+
+// requestTimeout bounds a request to the admin API.
+const requestTimeout = 10 * time.Second
+
+const workersLong = `Prints the workers of a running router: a line for each rank, with the worker's state, the requests
+in flight from this router, the requests that the engine reports as running and waiting, the usage
+of its KV cache, the tokens that this router has sent it to prefill, and the state of its KV event
+feed and of its breaker. A reason follows a worker that is not ready.`
+
+const workersExample = `
+  sluice workers
+  sluice workers --json | jq '.workers[] | select(.state != "ready")'`
+
+func workersCommand() *cobra.Command {
+	var target routerFlags
+	var asJSON bool
+	cmd := newCommand(cobra.Command{
+		Use: "workers [flags]", GroupID: groupOperate, Short: "list the workers of a running router", Long: workersLong, Example: workersExample,
+	}, "0 printed, 1 no router found", func(cmd *cobra.Command, _ []string) int {
+		return withRouter(cmd, &target, func(ctx context.Context, c *admin.Client) error {
+			workers, err := c.Workers(ctx)
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
+				return encodeJSON(cmd.OutOrStdout(), map[string]any{"workers": workers})
+			}
+			writeWorkers(cmd.OutOrStdout(), workers)
+			return nil
+		})
+	})
+	target.add(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as GET /admin/v1/workers does")
+	return cmd
+}
+
+// withRouter calls f with a client of the router and returns the exit code. It prints the error of f.
+func withRouter(cmd *cobra.Command, target *routerFlags, f func(context.Context, *admin.Client) error) int {
+	c, _ := target.connect(cmd)
+	if c == nil {
+		return 1
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+	defer cancel()
+	if err := f(ctx, c); err != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %v\n", cmd.CommandPath(), err)
+		return 1
+	}
+	return 0
+}
+
+// encodeJSON prints v, indented.
+func encodeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// checkWorker returns an error with the nearest name if the router has no worker id.
+func checkWorker(ctx context.Context, c *admin.Client, id string) error {
+	workers, err := c.Workers(ctx)
+	if err != nil {
+		return err
+	}
+	var known []string
+	for i := range workers {
+		if workers[i].ID == id {
+			return nil
+		}
+		known = append(known, workers[i].ID)
+	}
+	return fmt.Errorf("the router has no worker %q%s; `sluice workers` lists them", id, config.Suggestion(id, known))
+}
+
+// writeWorkers prints a table of the ranks of all workers.
+func writeWorkers(w io.Writer, workers []admin.Worker) {
+	if len(workers) == 0 {
+		fmt.Fprintln(w, "the router has no workers")
+		return
+	}
+	var b bytes.Buffer
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "WORKER\tROLE\tSTATE\tREQUESTS\tRUNNING\tWAITING\tKV USED\tTO PREFILL\tEVENTS\tBREAKER\tENGINE\tMODELS")
+	for i := range workers {
+		wk := &workers[i]
+		for j := range wk.Ranks {
+			r := &wk.Ranks[j]
+			name := wk.ID
+			if len(wk.Ranks) > 1 {
+				name = r.ID
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.0f %%\t%d\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
+				100*r.KVUsage, r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")))
+		}
+		if wk.Reason != "" && wk.State != "ready" {
+			fmt.Fprintf(t, "  %s\n", oneLine(wk.Reason))
+		}
+	}
+	t.Flush()
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
+	}
+}
+
+// reported prints a number that an engine may not report.
+func reported(n int64) string {
+	if n < 0 {
+		return "?"
+	}
+	return fmt.Sprint(n)
+}
