@@ -18,7 +18,8 @@ func TestAdapterListTakesNoMemory(t *testing.T) {
 	for name, principal := range map[string]Principal{"every model": goodKey{}, "one model": oneModel{}} {
 		for _, member := range []string{"lora_path", "lora_id"} {
 			body := `{"model":"m","` + member + `":[` + strings.Repeat(`"m",null,`, 100_000) + `"m"]}`
-			x := &Exchange{principal: principal}
+			x := new(httpExchange)
+			x.Principal = principal
 			if err := x.Doc.Scan([]byte(body), jsonscan.Limits{}); err != nil {
 				t.Fatal(err)
 			}

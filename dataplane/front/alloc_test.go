@@ -28,7 +28,7 @@ func TestAllocations(t *testing.T) {
 	}
 
 	c := &conn{srv: &Server{clientWatcher: &clientWatcher{}}}
-	x := &Exchange{c: c, srv: c.srv}
+	x := Exchange(&httpExchange{c: c, srv: c.srv})
 	f := func() {}
 	if n := testing.AllocsPerRun(100, func() { x.OnClientGone(f); x.OnClientGone(nil) }); n != 0 {
 		t.Errorf("the watch allocates %v times", n)

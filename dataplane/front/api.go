@@ -16,7 +16,7 @@ import (
 // respond exactly once, by Error, Reply or Relay. After Relay it must return at once; the
 // RelayHooks are called for the rest.
 type Handler interface {
-	ServeInference(x *Exchange)
+	ServeInference(x Exchange)
 }
 
 // Pages renders the routes that are not inference. A returned body belongs to the callee and
@@ -136,10 +136,14 @@ type Options struct {
 	MediaHosts MediaHosts
 }
 
-// ClientGoneNotifier reports that a client has disconnected; see Exchange.OnClientGone and
-// Exchange.ClientGone.
+// ClientGoneNotifier reports that a client has disconnected.
 type ClientGoneNotifier interface {
+	// OnClientGone registers f, which runs once on another goroutine within a few milliseconds
+	// after the client closes or resets its connection. A later call replaces f, and nil removes
+	// it. f does not run after the exchange has ended or after OnClientGone(nil) has returned,
+	// which waits for a running f. Therefore f must neither block nor call OnClientGone.
 	OnClientGone(f func())
+	// ClientGone reports whether the client has disconnected.
 	ClientGone() bool
 }
 

@@ -9,29 +9,26 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// Principal returns the holder of the request's key, nil if requests need no key.
-func (x *Exchange) Principal() Principal { return x.principal }
-
 // authenticate calls the Authenticator. If that rejects the request, authenticate responds and
 // returns false.
-func (x *Exchange) authenticate(counts bool) bool {
+func (x *httpExchange) authenticate(counts bool) bool {
 	auth := x.srv.initial.Authenticator
 	if auth == nil {
 		return true
 	}
 	var rejection *Rejection
-	x.principal, rejection = auth.Authenticate(x.clientKey(), counts)
+	x.Principal, rejection = auth.Authenticate(x.clientKey(), counts)
 	if rejection == nil && x.awaitsContinue { // the request counts when its body arrives
-		rejection = x.principal.CheckLimits()
+		rejection = x.Principal.CheckLimits()
 	}
 	if rejection == nil {
 		if counts {
-			x.principal.VisitLimitHeaders(x.SetHeader)
+			x.Principal.VisitLimitHeaders(x.SetHeader)
 		}
 		return true
 	}
 	if rejection.Reason == KeyLimitReached {
-		x.principal.VisitLimitHeaders(x.SetHeader)
+		x.Principal.VisitLimitHeaders(x.SetHeader)
 	} else {
 		x.SetHeader("WWW-Authenticate", "Bearer")
 	}
@@ -41,7 +38,7 @@ func (x *Exchange) authenticate(counts bool) bool {
 
 // seesDetails reports whether requests need a key and this one's key allows every model. The
 // details of a state page name all models.
-func (x *Exchange) seesDetails() bool {
+func (x *httpExchange) seesDetails() bool {
 	auth, key := x.srv.initial.Authenticator, x.clientKey()
 	if auth == nil || key == nil {
 		return false
@@ -64,7 +61,7 @@ func AllowedModels(principal Principal, models []string) []string {
 
 // clientKey returns the key of the request: OpenAI's clients send it as a bearer token,
 // Anthropic's in X-Api-Key.
-func (x *Exchange) clientKey() []byte {
+func (x *httpExchange) clientKey() []byte {
 	const scheme = "Bearer "
 	if v := x.head.find("Authorization"); len(v) > len(scheme) && ascii.EqualFold(v[:len(scheme)], scheme) {
 		return bytes.TrimLeft(v[len(scheme):], " ")
@@ -74,11 +71,11 @@ func (x *Exchange) clientKey() []byte {
 
 // authorizeModel checks that the key allows the model named in the body and each adapter that
 // SGLang reads from other members. If not, it responds and returns false.
-func (x *Exchange) authorizeModel() bool {
-	if x.principal == nil {
+func (x *httpExchange) authorizeModel() bool {
+	if x.Principal == nil {
 		return true
 	}
-	if model := x.Doc.String(jsonscan.KeyModel, nil); !x.principal.Allows(string(model)) {
+	if model := x.Doc.String(jsonscan.KeyModel, nil); !x.Principal.Allows(string(model)) {
 		x.rejectModel("model", "model", model)
 		return false
 	}
@@ -93,7 +90,7 @@ func (x *Exchange) authorizeModel() bool {
 // authorizeAdapters checks a member with the name of an adapter or a list with one for each
 // prompt, where null means none. It retains no names, so that a list of the size of a body
 // takes no memory that the budget does not count.
-func (x *Exchange) authorizeAdapters(k jsonscan.Key) bool {
+func (x *httpExchange) authorizeAdapters(k jsonscan.Key) bool {
 	raw, scratch := x.Doc.Raw(k), make([]byte, 0, 64)
 	if raw[0] != '[' {
 		return x.authorizeAdapter(k, raw, scratch)
@@ -109,7 +106,7 @@ func (x *Exchange) authorizeAdapters(k jsonscan.Key) bool {
 // maxAdapterName bounds the name of an adapter, in bytes as it stands in the body.
 const maxAdapterName = 4 << 10
 
-func (x *Exchange) authorizeAdapter(k jsonscan.Key, raw, scratch []byte) bool {
+func (x *httpExchange) authorizeAdapter(k jsonscan.Key, raw, scratch []byte) bool {
 	if string(raw) == "null" {
 		return true
 	}
@@ -117,20 +114,20 @@ func (x *Exchange) authorizeAdapter(k jsonscan.Key, raw, scratch []byte) bool {
 		x.Error(BadField, k.Name(), "field "+strconv.Quote(k.Name())+" must be a string, an array of strings and nulls, or null", 0)
 		return false
 	}
-	if x.principal.Allows(anyModel) {
+	if x.Principal.Allows(anyModel) {
 		return true
 	}
 	if len(raw) > maxAdapterName {
 		x.Error(BadField, k.Name(), "field "+strconv.Quote(k.Name())+" must name adapters in at most 4 KiB each", 0)
 		return false
 	}
-	if name := jsonscan.Unquote(scratch, raw); !x.principal.Allows(unsafeString(name)) {
+	if name := jsonscan.Unquote(scratch, raw); !x.Principal.Allows(unsafeString(name)) {
 		x.rejectModel(k.Name(), "adapter", name)
 		return false
 	}
 	return true
 }
 
-func (x *Exchange) rejectModel(field, what string, name []byte) {
-	x.Error(ModelNotAllowed, field, "key "+quotedForError([]byte(x.principal.Name()))+" may not use "+what+" "+quotedForError(name), 0)
+func (x *httpExchange) rejectModel(field, what string, name []byte) {
+	x.Error(ModelNotAllowed, field, "key "+quotedForError([]byte(x.Principal.Name()))+" may not use "+what+" "+quotedForError(name), 0)
 }

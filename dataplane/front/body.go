@@ -3,7 +3,6 @@ package front
 import (
 	"errors"
 	"io"
-	"math"
 	"strconv"
 	"time"
 
@@ -39,64 +38,20 @@ type body struct {
 	atEOF       bool          // stream has ended
 	broken      bool          // stream failed: the next request cannot be found
 	deadline    monoTime      // by which all of it must have arrived
+	arrived     int64         // bytes of an incomplete body that have arrived with the head; 0 if not known
 	inReadAhead []byte        // the body in the connection's read-ahead, if it arrived with the head
 	lease       membudget.Lease
 	editedLease membudget.Lease // of the edited body, if members were removed
 }
 
-// open compares the framing that fasthttp has parsed with requestHead's. It returns false if
-// they differ; then nothing more on the connection can be trusted. For a chunked body
-// onHeadRead has given fasthttp another framing.
-func (b *body) open(x *Exchange) bool {
-	b.stream = x.ctx.RequestBodyStream()
-	b.length, b.read, b.broken = x.head.length, 0, false
-	seen := int64(x.ctx.Request.Header.ContentLength())
-	if b.length == framingNone {
-		b.atEOF = true
-		return b.stream == nil && (seen == framingNone || seen == 0)
-	}
-	b.atEOF = false
-	b.setDeadline(x, max(b.length, 0))
-	if b.stream == nil || b.length != framingChunked {
-		return b.stream != nil && seen == b.length
-	}
-	b.openChunked(x, b.stream)
-	return seen == unknownLength
-}
-
 // openChunked reads a chunked body from src.
-func (b *body) openChunked(x *Exchange, src io.Reader) {
+func (b *body) openChunked(x *httpExchange, src io.Reader) {
 	b.chunked.reset(src, int64(x.srv.initial.MaxHeadBytes))
 	b.stream = &b.chunked
 }
 
-// openFastPath prepares the body of a request on the fast path, which may have arrived
-// completely. It returns false if the connection fails.
-func (b *body) openFastPath(x *Exchange) bool {
-	a := &x.c.readAhead
-	b.length, b.read, b.atEOF, b.broken = x.head.length, 0, true, false
-	if b.length == framingNone {
-		return true
-	}
-	if b.length == framingChunked {
-		b.openChunked(x, bufferedConnReader{x.c})
-		b.atEOF = false
-		b.setDeadline(x, 0)
-		return true
-	}
-	if received := a.buf.B[a.r:a.w]; b.length <= int64(len(received)) {
-		b.inReadAhead, b.read = received[:b.length:b.length], b.length
-		a.r += int32(b.length)
-		return true
-	}
-	x.fixedBody = fixedBody{x.c, b.length}
-	b.stream, b.atEOF = &x.fixedBody, false
-	b.setDeadline(x, b.length)
-	return true
-}
-
 // setDeadline sets the deadline for a body of size bytes.
-func (b *body) setDeadline(x *Exchange, size int64) {
+func (b *body) setDeadline(x *httpExchange, size int64) {
 	b.deadline = monoTimeOf(x.Received.Add(x.srv.bodyTime(min(size, x.srv.options().MaxBodyBytes))))
 }
 
@@ -166,7 +121,7 @@ func (b *body) release() {
 
 // readBody reads the whole body into leased memory and sets Doc.Body. If it fails, it responds
 // and returns false.
-func (x *Exchange) readBody() bool {
+func (x *httpExchange) readBody() bool {
 	b, limit := &x.body, x.srv.options().MaxBodyBytes
 	if b.length > limit {
 		return x.rejectTooLarge()
@@ -179,7 +134,7 @@ func (x *Exchange) readBody() bool {
 	first := int64(initialBodyBuf)
 	if b.length >= 0 {
 		first = min(first, max(b.length, 1))
-		if b.stream == &x.fixedBody && b.mayAllocate(int64(x.c.readAhead.w-x.c.readAhead.r)) {
+		if b.arrived > 0 && b.mayAllocate(b.arrived) {
 			first = b.length
 		}
 	}
@@ -219,17 +174,17 @@ func (x *Exchange) readBody() bool {
 	}
 }
 
-func (x *Exchange) rejectTooLarge() bool {
+func (x *httpExchange) rejectTooLarge() bool {
 	x.Error(BodyTooLarge, "", "the request body is larger than "+strconv.FormatInt(x.srv.options().MaxBodyBytes, 10)+" bytes", 0)
 	return false
 }
 
-func (x *Exchange) rejectBudgetExhausted() bool {
+func (x *httpExchange) rejectBudgetExhausted() bool {
 	x.Error(BudgetExhausted, "", "the memory for request bodies is exhausted; try again", budgetRetry)
 	return false
 }
 
-func (x *Exchange) rejectBodyError(err error) bool {
+func (x *httpExchange) rejectBodyError(err error) bool {
 	switch failure := x.c.readFailure(); {
 	case failure == RequestTimeout:
 		x.Error(RequestTimeout, "", "the request body did not arrive in time", 0)
@@ -245,7 +200,7 @@ func (x *Exchange) rejectBodyError(err error) bool {
 
 // scan parses Doc.Body and applies the rules of engineFields. If it refuses the body, it
 // responds and returns false.
-func (x *Exchange) scan() bool {
+func (x *httpExchange) scan() bool {
 	limits := jsonscan.Limits{MaxDepth: x.srv.options().MaxDepth}
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
 		return x.rejectBadJSON(err)
@@ -286,7 +241,7 @@ func (x *Exchange) scan() bool {
 	return true
 }
 
-func (x *Exchange) rejectBadJSON(err error) bool {
+func (x *httpExchange) rejectBadJSON(err error) bool {
 	reason, field := BadJSON, ""
 	var syntax *jsonscan.SyntaxError
 	if errors.As(err, &syntax) && syntax.Field != "" {
@@ -296,27 +251,12 @@ func (x *Exchange) rejectBadJSON(err error) bool {
 	return false
 }
 
-// LeaseMemory returns n bytes that count against the budget for bodies, for a copy that may
-// outlive the exchange. It returns false if the budget refuses them. The caller must release
-// the lease. An in-process exchange uses InProcessRequest.LeaseMemory, or an unlimited
-// budget if that is nil.
-func (x *Exchange) LeaseMemory(n int) (membudget.Lease, bool) {
-	switch {
-	case x.leaseMemory != nil:
-		return x.leaseMemory(n)
-	case x.srv == nil:
-		return membudget.Default.Lease(unbounded, n)
-	}
+// LeaseMemory implements Exchange.
+func (x *httpExchange) LeaseMemory(n int) (membudget.Lease, bool) {
 	return membudget.Default.Lease(x.srv.budget, n)
 }
 
-// Budget returns the budget for the exchange's bodies. It is nil for an in-process exchange
-// without a budget.
-func (x *Exchange) Budget() *membudget.Budget {
-	if x.srv == nil {
-		return x.budget
-	}
+// Budget implements Exchange.
+func (x *httpExchange) Budget() *membudget.Budget {
 	return x.srv.budget
 }
-
-var unbounded = membudget.NewBudget(math.MaxInt64)

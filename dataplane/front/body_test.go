@@ -18,8 +18,8 @@ func doc(n int) string {
 
 func TestBodyLimit(t *testing.T) {
 	const limit = 300 << 10
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x *Exchange) {
-		x.ReplyJSON(200, fmt.Appendf(nil, "%d", len(x.Doc.Body)))
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x Exchange) {
+		x.ReplyJSON(200, fmt.Appendf(nil, "%d", len(x.Request().Doc.Body)))
 	})
 	chunked := func(body string) string {
 		text := chunkedHead
@@ -66,8 +66,8 @@ func TestBodyLimit(t *testing.T) {
 func TestBodyBudget(t *testing.T) {
 	const limit = 256 << 10
 	free, held := make(chan struct{}), make(chan struct{}, 8)
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x *Exchange) {
-		if len(x.Doc.Body) > 100_000 {
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4*limit + limit/4}, func(x Exchange) {
+		if len(x.Request().Doc.Body) > 100_000 {
 			held <- struct{}{}
 			<-free
 		}

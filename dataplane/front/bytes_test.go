@@ -39,9 +39,9 @@ func randomChat(rng *rand.Rand, n int) []byte {
 func TestBodiesByteForByte(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	got := make(chan []byte, 1)
-	r := start(t, Options{StripForbidden: true, CompressMin: 2 << 10}, func(x *Exchange) {
-		got <- bytes.Clone(x.Doc.Body)
-		x.ReplyJSON(200, x.Doc.Body)
+	r := start(t, Options{StripForbidden: true, CompressMin: 2 << 10}, func(x Exchange) {
+		got <- bytes.Clone(x.Request().Doc.Body)
+		x.ReplyJSON(200, x.Request().Doc.Body)
 	})
 	sizes := []int{0, 100, 4 << 10, 11_900, 12_100, 12_288, 13_000, 16 << 10, 32 << 10, 49_152, 100_000, 200_000, 900_000, 1_100_000, 3 << 20}
 	for i := range 150 {

@@ -14,7 +14,7 @@ import (
 
 // decode decompresses the request body. If it cannot, it answers with an error and returns
 // false.
-func (x *Exchange) decode(c compression.Algorithm) bool {
+func (x *httpExchange) decode(c compression.Algorithm) bool {
 	if c == compression.Identity {
 		return true
 	}
@@ -40,27 +40,27 @@ func (x *Exchange) decode(c compression.Algorithm) bool {
 
 // setCompressedBody sets a copy of body as the response body, compressed if the client accepts
 // a coding and the result is shorter.
-func (x *Exchange) setCompressedBody(body []byte) {
+func (x *httpExchange) setCompressedBody(body []byte) {
 	minSize := x.srv.options().CompressMin
 	if minSize == 0 || len(body) < minSize {
-		x.setIdentityBody(body)
+		x.path.setBody(body)
 		return
 	}
-	addHeaderLine(x, "Vary", "Accept-Encoding") // in addition to an engine's Vary line
+	x.path.addHeader("Vary", "Accept-Encoding") // in addition to an engine's Vary line
 	c := compression.Negotiate(x.head.findAll("Accept-Encoding"))
 	if c == compression.Identity {
-		x.setIdentityBody(body)
+		x.path.setBody(body)
 		return
 	}
 	dst := membudget.Default.Get(len(body))
 	defer membudget.Default.Put(dst)
 	encoded := c.Append(dst.B[:0], body)
 	if len(encoded) >= len(body) {
-		x.setIdentityBody(body)
+		x.path.setBody(body)
 		return
 	}
-	addHeaderLine(x, "Content-Encoding", c.String())
-	x.setIdentityBody(encoded)
+	x.path.addHeader("Content-Encoding", c.String())
+	x.path.setBody(encoded)
 }
 
 // maxCompressing bounds how many non-streaming responses are compressed while they are relayed,
@@ -81,7 +81,7 @@ type streamCompressor struct {
 // compressRelayed compresses a relayed response if the configuration and the client allow it,
 // and adds the header lines for it. The body is then sent in chunks, whatever its framing was.
 // on reports whether the body is compressed.
-func (x *Exchange) compressRelayed(st *stream, kind []byte) (on bool) {
+func (x *httpExchange) compressRelayed(st *stream, kind []byte) (on bool) {
 	resp, opt := st.resp, x.srv.options()
 	asStream := opt.CompressStreams && resp.ContentLength == upstream.LengthChunked
 	if !x.head.http11 || !asStream && !x.compressesUnbuffered(resp, kind) || len(resp.Header("Content-Encoding")) > 0 {
@@ -119,7 +119,7 @@ func (x *Exchange) compressRelayed(st *stream, kind []byte) (on bool) {
 // compressesUnbuffered reports whether a relayed non-streaming response is compressed: JSON of
 // CompressMin bytes or more, or of unknown length. For other content types nobody knows, before
 // the body has been sent, whether compression makes it shorter.
-func (x *Exchange) compressesUnbuffered(resp *upstream.Response, kind []byte) bool {
+func (x *httpExchange) compressesUnbuffered(resp *upstream.Response, kind []byte) bool {
 	minSize := int64(x.srv.options().CompressMin)
 	return minSize > 0 && (resp.ContentLength < 0 || resp.ContentLength >= minSize) && x.Converter == nil && namesJSON(kind)
 }

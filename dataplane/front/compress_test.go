@@ -26,8 +26,8 @@ func TestCompressedRequest(t *testing.T) {
 	const limit = 64 << 10
 	text := `{"model":"m","prompt":"` + strings.Repeat("a long prompt ", 1000) + `"}`
 	bodies := make(chan string, 1)
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 16 * limit}, func(x *Exchange) {
-		bodies <- string(x.Doc.Body)
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 16 * limit}, func(x Exchange) {
+		bodies <- string(x.Request().Doc.Body)
 		if len(x.Header("Content-Encoding")) == 0 {
 			t.Error("the handler does not see the client's header lines as they came")
 		}
@@ -97,8 +97,8 @@ func TestCompressedResponse(t *testing.T) {
 		noise[i] = byte(x >> 24)
 	}
 	answers := map[string][]byte{"long": long, "short": short, "noise": noise}
-	r := start(t, Options{CompressMin: 1 << 10}, func(x *Exchange) { x.ReplyJSON(200, answers[string(x.Header("X-Which"))]) })
-	plain := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, long) })
+	r := start(t, Options{CompressMin: 1 << 10}, func(x Exchange) { x.ReplyJSON(200, answers[string(x.Header("X-Which"))]) })
+	plain := start(t, Options{}, func(x Exchange) { x.ReplyJSON(200, long) })
 	for _, c := range []struct{ which, accept, want string }{
 		{"long", "gzip", "gzip"},
 		{"long", "gzip, deflate, br, zstd", "zstd"},
@@ -250,8 +250,8 @@ func TestCompressedResponseVaries(t *testing.T) {
 		_, err := fmt.Fprintf(nc, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nVary: X-Engine\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		return err == nil
 	})
-	r := start(t, Options{CompressMin: 1 << 10}, func(x *Exchange) {
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: chat, Body: [][]byte{x.Doc.Body}}, new(upstream.Call))
+	r := start(t, Options{CompressMin: 1 << 10}, func(x Exchange) {
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: chat, Body: [][]byte{x.Request().Doc.Body}}, new(upstream.Call))
 		if err != nil {
 			t.Error(err)
 			return

@@ -54,7 +54,7 @@ func TestLoopStreamHasNoConnState(t *testing.T) {
 
 	c := begin()
 	c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-	receivedByKernel(t, &Exchange{c: r.server.conns.snapshot()[0]})
+	receivedByKernel(t, r.server.conns.snapshot()[0])
 	goOn <- true
 	c.readResponse()
 	wantEnd(t, ends, relay.Completed)

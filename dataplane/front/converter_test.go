@@ -53,10 +53,10 @@ func (s *upperCaser) End(cause relay.Cause) []byte {
 	return []byte(chunk("ENDED BY "+cause.String()+"\n\n") + "0\r\n\r\n")
 }
 
-func testWithUpperCaser(e *engine, hooks func() RelayHooks) func(x *Exchange) {
+func testWithUpperCaser(e *engine, hooks func() RelayHooks) func(x Exchange) {
 	relays := relayTo(e, hooks)
-	return func(x *Exchange) {
-		x.Converter = func(chunked bool) relay.Converter { return new(upperCaser) }
+	return func(x Exchange) {
+		x.Request().Converter = func(chunked bool) relay.Converter { return new(upperCaser) }
 		relays(x)
 	}
 }
@@ -147,10 +147,10 @@ func testClientDeadline(t *testing.T, by RelayMode) {
 		}
 	})
 	ends := make(chan relay.Result, 16)
-	r := start(t, Options{RelayMode: by, WriteTimeout: time.Hour}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by, WriteTimeout: time.Hour}, func(x Exchange) {
 		call, end := new(upstream.Call), time.Now().Add(200*time.Millisecond)
 		x.OnClientGone(call.Cancel)
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}, Deadline: end}, call)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}, Deadline: end}, call)
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)
 			return

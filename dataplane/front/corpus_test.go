@@ -345,9 +345,9 @@ func refusedBodies() []rawCase {
 func TestRawCorpus(t *testing.T) {
 	var mu sync.Mutex
 	var bodies []string
-	r := start(t, Options{MaxBodyBytes: 1 << 20}, func(x *Exchange) {
+	r := start(t, Options{MaxBodyBytes: 1 << 20}, func(x Exchange) {
 		mu.Lock()
-		bodies = append(bodies, string(x.Doc.Body))
+		bodies = append(bodies, string(x.Request().Doc.Body))
 		mu.Unlock()
 		echo(x)
 	})

@@ -65,7 +65,7 @@ func (c *CORS) allowOrigin(origin []byte) string {
 // cors adds the CORS header lines for a page of another origin. If the request is a preflight,
 // cors answers it and returns true; a preflight needs no API key, the request behind it does.
 // known says that the path has a route.
-func (x *Exchange) cors(method []byte, known bool) (done bool) {
+func (x *httpExchange) cors(method []byte, known bool) (done bool) {
 	c := x.srv.options().CORS
 	if c == nil {
 		return false
@@ -95,7 +95,7 @@ func (x *Exchange) cors(method []byte, known bool) (done bool) {
 	x.SetHeader("Access-Control-Allow-Headers", c.headers)
 	x.SetHeader("Access-Control-Max-Age", c.maxAge)
 	if x.beginResponse(204) {
-		x.setIdentityBody(nil)
+		x.path.setBody(nil)
 	}
 	return true
 }

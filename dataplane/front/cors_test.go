@@ -46,7 +46,7 @@ func TestCORS(t *testing.T) {
 		{"error", chatPost("nonsense", "Origin: "+app), exact, 400, 0, map[string]string{"Access-Control-Allow-Origin": app}},
 	} {
 		t.Run(k.name, func(t *testing.T) {
-			r := start(t, Options{CORS: k.cors, CompressMin: 1}, func(x *Exchange) {
+			r := start(t, Options{CORS: k.cors, CompressMin: 1}, func(x Exchange) {
 				if x.ForwardFields(nil)[0].Name == "Origin" {
 					t.Error("the origin goes on to the engine")
 				}

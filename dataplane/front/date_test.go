@@ -27,7 +27,7 @@ func TestStreamsHaveADate(t *testing.T) {
 	})
 	ends := make(chan relay.Result, 1)
 	r := start(t, Options{}, relayTo(e, endHook(ends)))
-	early := start(t, Options{EarlyHeaders: true, KeepAlive: time.Millisecond}, dispatching(func(x *Exchange) {
+	early := start(t, Options{EarlyHeaders: true, KeepAlive: time.Millisecond}, dispatching(func(x Exchange) {
 		testwait.Pace(20 * time.Millisecond)
 		relayTo(e, endHook(ends))(x)
 	}))

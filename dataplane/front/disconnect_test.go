@@ -37,8 +37,8 @@ func TestClientGoneDuringHandler(t *testing.T) {
 	for name, leave := range disconnectKinds {
 		t.Run(name, func(t *testing.T) {
 			entered, notified := make(chan struct{}), make(chan time.Time, 1)
-			r := start(t, Options{}, func(x *Exchange) {
-				if string(x.Doc.Body) == probeBody {
+			r := start(t, Options{}, func(x Exchange) {
+				if string(x.Request().Doc.Body) == probeBody {
 					return
 				}
 				if x.ClientGone() {
@@ -138,8 +138,8 @@ func testClientGoneDuringStream(t *testing.T, by RelayMode) {
 func TestClientGoneOnReusedConnection(t *testing.T) {
 	var notified atomic.Int64
 	entered := make(chan struct{})
-	r := start(t, Options{}, func(x *Exchange) {
-		if string(x.Doc.Body) == hello {
+	r := start(t, Options{}, func(x Exchange) {
+		if string(x.Request().Doc.Body) == hello {
 			x.OnClientGone(func() { notified.Add(1) })
 			echo(x)
 			return
@@ -168,7 +168,7 @@ func TestClientGoneOnReusedConnection(t *testing.T) {
 // detector check this.
 func TestOnClientGoneIsExact(t *testing.T) {
 	var made atomic.Int64
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		unguarded := 0
 		x.OnClientGone(func() { unguarded++; made.Add(1) })
 		testwait.Pace(time.Duration(rand.IntN(300)) * time.Microsecond)
@@ -213,10 +213,10 @@ func testClientGoneAroundHijack(t *testing.T, by RelayMode) {
 		return err == nil
 	})
 	var relays, ends, failed atomic.Int64
-	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by}, func(x Exchange) {
 		call := new(upstream.Call)
 		x.OnClientGone(call.Cancel)
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, call)
 		if err != nil {
 			failed.Add(1)
 			x.Error(ClientGone, "", err.Error(), 0)

@@ -9,5 +9,9 @@
 // Requests take one of two paths. The fast path (fastpath.go) reads and answers nearly all of
 // them; fasthttp serves the rest. Package relay moves a stream, from fasthttp after a hijack
 // that returns at once, and the connection then returns to the fast path with keep-alive
-// intact. A third kind of Exchange has no HTTP client at all (inprocess.go).
+// intact.
+//
+// There are three kinds of Exchange. A fastExchange and a fasthttpExchange embed httpExchange,
+// which has all that the two paths share: admission, the body, errors, streams. An
+// inProcessExchange has no HTTP client at all (inprocess.go).
 package front

@@ -71,8 +71,8 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
-		if x.Endpoint.Kind == Embeddings {
+	r := start(t, Options{RelayMode: by}, func(x Exchange) {
+		if x.Request().Endpoint.Kind == Embeddings {
 			close(waiting)
 			<-free
 			echo(x)
@@ -144,8 +144,8 @@ func testDrainCancelsAtDeadline(t *testing.T, by RelayMode) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
-		if x.Endpoint.Kind == Embeddings {
+	r := start(t, Options{RelayMode: by}, func(x Exchange) {
+		if x.Request().Endpoint.Kind == Embeddings {
 			gone := make(chan struct{})
 			x.OnClientGone(func() { close(gone) })
 			close(waiting)

@@ -15,7 +15,8 @@ import (
 // their Handlers, because a Handler may wait for its legs longer than the process still runs.
 //
 // One swap on conn.drainTarget decides which of the two responds. The drain takes the exchange
-// out, makes a keepAliveWriter write the response, and stores that in Exchange.drainWriter. A
+// out, makes a keepAliveWriter write the response, and stores that in
+// httpExchange.drainWriter. A
 // Handler that responds later finds its exchange taken out and continues with that writer, as
 // after FailAt: if the writer has written, nothing else is written.
 //
@@ -25,22 +26,22 @@ import (
 
 // drainTarget is the exchange of a connection that a drain may respond to. It is nil if there is
 // none, and incompleteRequest while a request is read that has no exchange yet.
-type drainTarget = atomic.Pointer[Exchange]
+type drainTarget = atomic.Pointer[httpExchange]
 
 // incompleteRequest stands for a request without an exchange.
-var incompleteRequest = new(Exchange)
+var incompleteRequest = new(httpExchange)
 
 const drainedMessage = "the router is shutting down, and the answer to this request had not begun; send it again, another will answer"
 
 // setDrainTarget allows a drain to respond to this exchange from now on.
-func (x *Exchange) setDrainTarget() {
+func (x *httpExchange) setDrainTarget() {
 	x.drainable = true
 	x.c.drainTarget.Store(x)
 }
 
 // clearDrainTarget ends what setDrainTarget allows. Afterwards only the Handler's goroutine
 // changes x.keepAlive.
-func (x *Exchange) clearDrainTarget() {
+func (x *httpExchange) clearDrainTarget() {
 	if !x.drainable {
 		return
 	}
@@ -100,12 +101,12 @@ func (c *conn) endedByDrain() bool { return c.readFailure() == ClientGone && c.s
 // startDrainResponse makes a keepAliveWriter respond to x, or lets the existing one do so. The
 // Handler runs concurrently, so it reads only those fields of x that were set before the
 // Handler began.
-func (x *Exchange) startDrainResponse() *keepAliveWriter {
+func (x *httpExchange) startDrainResponse() *keepAliveWriter {
 	p := x.keepAlive
 	if p == nil {
 		p = &keepAliveWriter{c: x.c}
 	}
-	path, id, ip, log, o := x.Endpoint.Path, x.RequestID, x.ip, x.srv.initial.Log, x.srv.initial.Observer
+	path, id, ip, log, o := x.Endpoint.Path, x.RequestID, x.ClientIP, x.srv.initial.Log, x.srv.initial.Observer
 	if !p.mu.TryLock() {
 		return p // it is writing to a client that may not read; do not wait for it
 	}
@@ -131,7 +132,7 @@ func (x *Exchange) startDrainResponse() *keepAliveWriter {
 
 // rawErrorResponse returns the bytes of an error response that is the last one of its
 // connection, with the header lines set. retryAfter > 0 adds Retry-After.
-func (x *Exchange) rawErrorResponse(reason Reason, message string, retryAfter time.Duration, set []setHeader) []byte {
+func (x *httpExchange) rawErrorResponse(reason Reason, message string, retryAfter time.Duration, set []setHeader) []byte {
 	body := appendError(nil, x.Endpoint.Protocol, reason, "", message, x.RequestID)
 	status := reason.Status()
 	text := append(strconv.AppendInt([]byte("HTTP/1.1 "), int64(status), 10), ' ')

@@ -45,30 +45,30 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 	})
 	type handler struct {
 		name string
-		run  func(x *Exchange, left <-chan struct{}, ends chan relay.Result)
+		run  func(x Exchange, left <-chan struct{}, ends chan relay.Result)
 	}
 	handlers := []handler{
-		{"an error when the client is gone", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+		{"an error when the client is gone", func(x Exchange, left <-chan struct{}, _ chan relay.Result) {
 			<-left
 			x.Error(ClientGone, "", "gone", 0)
 		}},
-		{"an answer that comes late", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+		{"an answer that comes late", func(x Exchange, left <-chan struct{}, _ chan relay.Result) {
 			<-left
 			testwait.Pace(50 * time.Millisecond)
 			echo(x)
 		}},
-		{"a stream that comes late", func(x *Exchange, left <-chan struct{}, ends chan relay.Result) {
+		{"a stream that comes late", func(x Exchange, left <-chan struct{}, ends chan relay.Result) {
 			<-left
 			call := new(upstream.Call)
-			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, call)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			x.Relay(resp, call, endHook(ends)())
 		}},
-		{"a panic", func(_ *Exchange, left <-chan struct{}, _ chan relay.Result) { <-left; panic("of the test") }},
-		{"its own end of time pending", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
+		{"a panic", func(_ Exchange, left <-chan struct{}, _ chan relay.Result) { <-left; panic("of the test") }},
+		{"its own end of time pending", func(x Exchange, left <-chan struct{}, _ chan relay.Result) {
 			x.FailAt(time.Now().Add(time.Hour), UpstreamTimeout, "the time is over")
 			<-left
 			x.Error(ClientGone, "", "gone", 0)
@@ -85,7 +85,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 			for try := 1; ; try++ {
 				var log logBuffer
 				entered, ends := make(chan struct{}), make(chan relay.Result, 1)
-				r := start(t, Options{Log: log.logger()}, func(x *Exchange) {
+				r := start(t, Options{Log: log.logger()}, func(x Exchange) {
 					left := make(chan struct{})
 					x.OnClientGone(func() { close(left) })
 					x.SetHeader("X-Sluice-Worker", "w0")
@@ -138,7 +138,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 	for try := 1; ; try++ {
 		entered := make(chan struct{})
-		r := start(t, Options{EarlyHeaders: true}, dispatching(func(x *Exchange) {
+		r := start(t, Options{EarlyHeaders: true}, dispatching(func(x Exchange) {
 			left := make(chan struct{})
 			x.OnClientGone(func() { close(left) })
 			close(entered)
@@ -180,7 +180,7 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 func TestDrainRacesWithResponses(t *testing.T) {
 	for range 30 {
 		entered, goOn := make(chan struct{}, 8), make(chan struct{})
-		r := start(t, Options{}, func(x *Exchange) {
+		r := start(t, Options{}, func(x Exchange) {
 			entered <- struct{}{}
 			<-goOn
 			echo(x)

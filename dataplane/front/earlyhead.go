@@ -128,13 +128,9 @@ func (p *keepAliveWriter) scheduleLocked(after time.Duration) {
 	p.timer.Reset(after)
 }
 
-// MarkDispatched tells the server that the Handler sends a streaming request to an engine now.
-// With Options.EarlyHeaders the server sends the response head when EarlyHeadersAfter has
-// passed, even if no engine has responded. The Handler need not know: a later response becomes
-// the rest of an event stream, and a refusal becomes an error event in the client's protocol.
-// MarkDispatched has no effect on other requests, or when it is called again.
-func (x *Exchange) MarkDispatched() {
-	if x.responder != nil || !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.http11 ||
+// MarkDispatched implements Exchange.
+func (x *httpExchange) MarkDispatched() {
+	if !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.http11 ||
 		x.Converter != nil || x.Endpoint.Protocol == sse.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
 		return
 	}
@@ -158,13 +154,13 @@ func (x *Exchange) MarkDispatched() {
 
 // headSent reports whether the head of an event stream has been sent, so that the response can
 // only be the rest of that stream. It stops the keep-alive writer.
-func (x *Exchange) headSent() bool {
+func (x *httpExchange) headSent() bool {
 	x.clearDrainTarget()
 	return x.responseState == responsePending && x.keepAlive.stop()
 }
 
 // finishEventStream sends the last events of a stream whose head has been sent.
-func (x *Exchange) finishEventStream(events []byte) {
+func (x *httpExchange) finishEventStream(events []byte) {
 	st := x.newStream()
 	st.keep = x.keepAlive.keepConn && !x.panickedHandler
 	if status := x.keepAlive.finalStatus; status != 0 { // the client has its whole response
@@ -182,7 +178,7 @@ func (x *Exchange) finishEventStream(events []byte) {
 }
 
 // relayAfterHead is Relay for a client that has the head of an event stream already.
-func (x *Exchange) relayAfterHead(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+func (x *httpExchange) relayAfterHead(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.keepAlive.finalStatus == 0 && resp.Status == fasthttp.StatusOK && sse.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
 		st.setResponse(resp, call, &hooks)
@@ -210,7 +206,7 @@ func notEventStreamMessage(status int) string {
 }
 
 // errorAfterHead is Error for a client that has the head of an event stream already.
-func (x *Exchange) errorAfterHead(reason Reason, param, message string) {
+func (x *httpExchange) errorAfterHead(reason Reason, param, message string) {
 	drained := x.keepAlive.onFinal != nil // the drain has answered and reported the refusal
 	x.finishEventStream(appendErrorEvent(nil, x.Endpoint.Protocol, reason, reason.Status(), param, message, x.RequestID))
 	if !drained {
@@ -222,7 +218,7 @@ func (x *Exchange) errorAfterHead(reason Reason, param, message string) {
 // event stream. An engine's refusal becomes an error event. The event has the engine's own
 // error body if that fits the protocol and retry is empty. retry is the response's
 // Retry-After, which can no longer be sent as a header line, or "".
-func (x *Exchange) responseAsEvents(status int, retry string, body []byte) []byte {
+func (x *httpExchange) responseAsEvents(status int, retry string, body []byte) []byte {
 	protocol := x.Endpoint.Protocol
 	line := bytes.TrimSpace(body)
 	if bytes.ContainsAny(line, "\r\n") { // JSON has line ends only between tokens

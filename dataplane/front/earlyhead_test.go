@@ -22,8 +22,8 @@ const (
 )
 
 // dispatching calls MarkDispatched before h.
-func dispatching(h func(x *Exchange)) func(x *Exchange) {
-	return func(x *Exchange) {
+func dispatching(h func(x Exchange)) func(x Exchange) {
+	return func(x Exchange) {
 		x.MarkDispatched()
 		h(x)
 	}
@@ -140,13 +140,13 @@ func testCommentsAfterEngineHead(t *testing.T, by RelayMode) {
 // A refusal after the head has been sent becomes an error event in the client's protocol. The
 // stream ends as the protocol requires, and the connection serves another request.
 func TestErrorAfterHead(t *testing.T) {
-	engineSays := func(status, contentType, body string) func(x *Exchange) {
-		return func(x *Exchange) {
+	engineSays := func(status, contentType, body string) func(x Exchange) {
+		return func(x Exchange) {
 			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 				_, err := fmt.Fprintf(nc, "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", status, contentType, len(body), body)
 				return err == nil
 			})
-			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, nil)
+			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -159,15 +159,15 @@ func TestErrorAfterHead(t *testing.T) {
 	const oaDone = "data: [DONE]\n\n"
 	for _, k := range []struct {
 		name, path string
-		answer     func(x *Exchange)
+		answer     func(x Exchange)
 		want       string
 		closes     bool
 	}{
-		{"refusal, chat", chat, func(x *Exchange) { x.Error(NoWorker, "", "none \"here\"", time.Second) },
+		{"refusal, chat", chat, func(x Exchange) { x.Error(NoWorker, "", "none \"here\"", time.Second) },
 			`data: {"error":{"message":"none \"here\"; try again after 1 s","type":"service_unavailable","param":null,"code":503}}` + "\n\n" + oaDone, false},
-		{"refusal, messages", "/v1/messages", func(x *Exchange) { x.Error(UpstreamTimeout, "", "late", 0) },
+		{"refusal, messages", "/v1/messages", func(x Exchange) { x.Error(UpstreamTimeout, "", "late", 0) },
 			"event: error\n" + `data: {"type":"error","error":{"type":"timeout_error","message":"late"},"request_id":"mine"}` + "\n\n", false},
-		{"refusal, responses", "/v1/responses", func(x *Exchange) { x.Error(UpstreamFailed, "", "gone", 0) },
+		{"refusal, responses", "/v1/responses", func(x Exchange) { x.Error(UpstreamFailed, "", "gone", 0) },
 			"event: error\n" + `data: {"type":"error","code":"upstream_error","message":"gone","param":null,"sequence_number":0}` + "\n\n", false},
 		{"an engine's 400, chat", chat, engineSays("400 Bad Request", "application/json", "{\"error\":{\n\"message\":\"too long\",\"code\":400}}\n"),
 			`data: {"error":{ "message":"too long","code":400}}` + "\n\n" + oaDone, false},
@@ -183,7 +183,7 @@ func TestErrorAfterHead(t *testing.T) {
 			`data: {"error":{"message":"full; try again after 7 s","type":"server_overloaded","param":null,"code":429}}` + "\n\n" + oaDone, false},
 		{"an engine's 429, messages", "/v1/messages", engineSays("429 Too Many Requests", "text/plain", "full"),
 			"event: error\n" + `data: {"type":"error","error":{"type":"rate_limit_error","message":"the engine answered with status 429"},"request_id":"mine"}` + "\n\n", false},
-		{"a key's limit", chat, func(x *Exchange) { x.Error(KeyLimitReached, "", "slow down", 3*time.Second) },
+		{"a key's limit", chat, func(x Exchange) { x.Error(KeyLimitReached, "", "slow down", 3*time.Second) },
 			`data: {"error":{"message":"slow down; try again after 3 s","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}` + "\n\n" + oaDone, false},
 		{"an engine that says nothing, chat", chat, engineSays("204 No Content", "application/json", ""),
 			`data: {"error":{"message":"the engine answered with status 204 and no event stream","type":"upstream_error","param":null,"code":502}}` + "\n\n" + oaDone, false},
@@ -192,15 +192,15 @@ func TestErrorAfterHead(t *testing.T) {
 		{"an engine's page", chat, engineSays("500 Oops", "text/html", "<html>"),
 			`data: {"error":{"message":"the engine answered with status 500","type":"upstream_error","param":null,"code":500}}` + "\n\n" + oaDone, false},
 		{"an engine's events of a told length", chat, engineSays("200 OK", "text/event-stream", helloStream), helloStream, false},
-		{"a whole answer", chat, func(x *Exchange) { x.ReplyJSON(200, []byte(`{"choices":[]}`)) }, `data: {"choices":[]}` + "\n\n" + oaDone, false},
-		{"events that are whole", chat, func(x *Exchange) { x.ReplyEvents([]byte(helloStream)) }, helloStream, false},
-		{"no events at all", chat, func(x *Exchange) { x.ReplyEvents(nil) }, "", false},
-		{"a panic", chat, func(*Exchange) { panic("here") },
+		{"a whole answer", chat, func(x Exchange) { x.ReplyJSON(200, []byte(`{"choices":[]}`)) }, `data: {"choices":[]}` + "\n\n" + oaDone, false},
+		{"events that are whole", chat, func(x Exchange) { x.ReplyEvents([]byte(helloStream)) }, helloStream, false},
+		{"no events at all", chat, func(x Exchange) { x.ReplyEvents(nil) }, "", false},
+		{"a panic", chat, func(Exchange) { panic("here") },
 			`data: {"error":{"message":"the router failed on this request","type":"internal_error","param":null,"code":500}}` + "\n\n" + oaDone, true},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			answer := make(chan struct{})
-			r := start(t, Options{EarlyHeaders: true, KeepAlive: 2 * time.Millisecond}, dispatching(func(x *Exchange) {
+			r := start(t, Options{EarlyHeaders: true, KeepAlive: 2 * time.Millisecond}, dispatching(func(x Exchange) {
 				<-answer
 				k.answer(x)
 			}))
@@ -233,13 +233,13 @@ func TestDisconnectAfterHead(t *testing.T) {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return err == nil
 	})
-	for name, then := range map[string]func(x *Exchange){
+	for name, then := range map[string]func(x Exchange){
 		"a stream":  relayTo(e, func() RelayHooks { return RelayHooks{} }),
-		"a refusal": func(x *Exchange) { x.Error(NoWorker, "", "none", 0) },
+		"a refusal": func(x Exchange) { x.Error(NoWorker, "", "none", 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := make(chan struct{})
-			r := start(t, Options{EarlyHeaders: true}, dispatching(func(x *Exchange) {
+			r := start(t, Options{EarlyHeaders: true}, dispatching(func(x Exchange) {
 				<-answer
 				then(x)
 			}))
@@ -283,8 +283,8 @@ func testRetryAfterHead(t *testing.T, by RelayMode) {
 				return strings.Contains(answer, "chunked")
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{RelayMode: by, EarlyHeaders: true, KeepAlive: 2 * time.Millisecond}, dispatching(func(x *Exchange) {
-				if _, err := dead.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, nil); err == nil {
+			r := start(t, Options{RelayMode: by, EarlyHeaders: true, KeepAlive: 2 * time.Millisecond}, dispatching(func(x Exchange) {
+				if _, err := dead.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, nil); err == nil {
 					t.Error("the dead engine answered")
 				}
 				relayTo(e, endHook(ends))(x)
@@ -402,7 +402,7 @@ func TestNoEarlyHead(t *testing.T) {
 		"in time":      {time.Hour, chatPost(streamDoc)},
 	} {
 		opt.EarlyHeadersAfter = k.after
-		r := start(t, opt, dispatching(func(x *Exchange) {
+		r := start(t, opt, dispatching(func(x Exchange) {
 			testwait.Pace(10 * time.Millisecond)
 			relayTo(e, endHook(ends))(x)
 		}))

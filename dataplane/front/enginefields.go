@@ -172,7 +172,7 @@ func (b *badField) name() string {
 
 // checkFields checks every member of the body that the table knows. If it refuses one, it
 // answers the request and returns false.
-func (x *Exchange) checkFields() bool {
+func (x *httpExchange) checkFields() bool {
 	bad := checkDoc(&x.Doc, x.srv.options().MediaHosts)
 	if bad == nil {
 		return true

@@ -9,17 +9,8 @@ import (
 	"sluice/dataplane/sse"
 )
 
-// Error answers with an error body, X-Sluice-Reason and X-Request-Id. The body has OpenAI's
-// form ({"error":{message,type,param,code}}) or, for clients of the Messages API, Anthropic's.
-// param is the field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
-// If the head of an event stream has been sent, the error becomes the stream's last event.
-func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
-	if x.responder != nil {
-		if x.claimResponse(reason.Status()) {
-			x.responder.RespondError(reason, param, message, retryAfter)
-		}
-		return
-	}
+// Error implements Exchange.
+func (x *httpExchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
 	if x.headSent() {
 		if retryAfter > 0 {
 			message += retryAfterText(retryAfterSeconds(retryAfter))
@@ -30,20 +21,20 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 	if !x.beginResponse(reason.Status()) {
 		return
 	}
-	addHeaderLine(x, "X-Sluice-Reason", string(reason))
+	x.path.addHeader("X-Sluice-Reason", string(reason))
 	if retryAfter > 0 {
-		addHeaderLine(x, "Retry-After", retryAfterSeconds(retryAfter))
+		x.path.addHeader("Retry-After", retryAfterSeconds(retryAfter))
 	}
-	addHeaderLine(x, "Content-Type", "application/json")
+	x.path.addHeader("Content-Type", "application/json")
 	x.scratch = appendError(x.scratch[:0], x.protocol(), reason, param, message, x.RequestID)
-	x.setIdentityBody(x.scratch)
+	x.path.setBody(x.scratch)
 	x.reportRefused(reason, param)
 }
 
 // protocol returns the protocol whose error form the client reads: the endpoint's. If the
 // request has no route, it is Anthropic's for paths under /v1/messages and for clients that
 // send Anthropic-Version.
-func (x *Exchange) protocol() sse.Protocol {
+func (x *httpExchange) protocol() sse.Protocol {
 	const messages = "/v1/messages"
 	path := string(x.head.path)
 	switch {

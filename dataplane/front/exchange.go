@@ -3,69 +3,125 @@ package front
 import (
 	"log/slog"
 	"net/netip"
-	"runtime/debug"
 	"strings"
 	"time"
-
-	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/ascii"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
-	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
-// Exchange is one admitted request and the way to respond to it. It is valid until the
-// Handler has responded and returned. After Relay only RequestID and what the RelayHooks
-// captured are valid. Its methods must be called on the Handler's goroutine.
-type Exchange struct {
+// Exchange is one admitted request and the way to respond to it. It is valid until the Handler has
+// responded and returned. After Relay only Request().RequestID and what the RelayHooks captured are
+// valid. Its methods must be called on the Handler's goroutine.
+//
+// An HTTP client's request is an httpExchange. A request without an HTTP client is an
+// inProcessExchange; see NewExchange.
+type Exchange interface {
+	// Request returns what the Handler knows of the request. A Handler may change it before it
+	// calls the next one.
+	Request() *RequestInfo
+
+	// Header returns the first value of a request header, nil if there is none. The slice is
+	// borrowed until the Handler returns.
+	Header(name string) []byte
+	// HeaderList returns the values of all lines called name, in order, joined by commas (RFC
+	// 9110, 5.3); nil if there is none. It allocates only if there are several lines.
+	HeaderList(name string) []byte
+	// OverrideRequestHeader replaces the client's header lines called name. Engines see the new
+	// value too, unless requestHeaderTable withholds it.
+	OverrideRequestHeader(name, value string)
+	// ForwardFields appends the client's header lines that an engine may see to dst, with names
+	// as the client wrote them: all except those that requestHeaderTable withholds or Connection
+	// names. A missing Content-Type becomes application/json. Behind trusted proxies
+	// X-Forwarded-For is RequestInfo.ClientIP. The strings are borrowed until the Handler
+	// returns. Requests to engines also need HopField.
+	ForwardFields(dst []upstream.Field) []upstream.Field
+
+	// LeaseMemory returns n bytes that count against the budget for bodies, for a copy that may
+	// outlive the exchange. It returns false if the budget refuses them. The caller must release
+	// the lease.
+	LeaseMemory(n int) (membudget.Lease, bool)
+	// Budget returns the budget for the exchange's bodies. It is nil for an in-process exchange
+	// without a budget.
+	Budget() *membudget.Budget
+
+	ClientGoneNotifier
+	// SendsComments reports whether comments follow the engine's head of a stream
+	// (Options.KeepAlive), so that the head must be sent as soon as the engine sends it.
+	SendsComments() bool
+	// MarkDispatched tells the server that the Handler sends a streaming request to an engine now.
+	// With Options.EarlyHeaders the client then gets the response head when EarlyHeadersAfter has
+	// passed, even if no engine has responded. The Handler need not know: a later response becomes
+	// the rest of an event stream, and a refusal becomes an error event in the client's protocol.
+	// MarkDispatched has no effect on other requests, or when it is called again.
+	MarkDispatched()
+	// FailAt sends the client an error and ends the connection at the given time, unless a
+	// response has begun by then. For the Handler this looks like a client that has disconnected
+	// (OnClientGone, ClientGone), and its later response is discarded. Thus the client does not
+	// wait for work that the legs still need. FailAt has no effect for a zero time or an
+	// in-process exchange, whose Responder handles deadlines itself.
+	FailAt(at time.Time, reason Reason, message string)
+
+	// SetHeader sets a response header, such as X-Sluice-Worker, for the response that follows. A
+	// later call with the same name replaces the value. Control characters become spaces.
+	SetHeader(name, value string)
+	// ResponseHeader returns the value that SetHeader set, "" if it set none.
+	ResponseHeader(name string) string
+	// Error answers with an error body, X-Sluice-Reason and X-Request-Id. The body has OpenAI's
+	// form ({"error":{message,type,param,code}}) or, for clients of the Messages API, Anthropic's.
+	// param is the field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
+	// If the head of an event stream has been sent, the error becomes the stream's last event.
+	Error(reason Reason, param, message string, retryAfter time.Duration)
+	// Reply responds with an engine's status, its end-to-end headers and its body, byte for byte.
+	// Only Date is the router's. Reply copies body, and the caller may release resp afterwards.
+	Reply(resp *upstream.Response, body []byte)
+	// ReplyJSON responds with a JSON body of the router. It copies body.
+	ReplyJSON(status int, body []byte)
+	// ReplyEvents responds with status 200 and a complete event stream. It copies body.
+	ReplyEvents(body []byte)
+	// Relay answers with the engine's response resp. It composes the head now; package relay sends
+	// the body after the Handler has returned. Relay owns resp and call: it cancels call when the
+	// client disconnects, and releases resp at the end.
+	Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks)
+
+	// Log returns a logger whose lines carry the request id, the client and the key.
+	Log() *slog.Logger
+}
+
+// RequestInfo is what a Handler knows of a request.
+type RequestInfo struct {
 	Endpoint  *Endpoint
 	RequestID string       // the client's X-Request-Id if valid (1 to 128 visible ASCII), or a new one
 	Doc       jsonscan.Doc // scanned; Doc.Body is the complete decoded body
 	Received  time.Time    // when the head had been read
+	// Principal is the holder of the request's key; nil: requests need no key.
+	Principal Principal
+	// ClientIP is the address of the client: the peer of the connection, or the address that
+	// trusted proxies name (Options.Proxies). It is invalid if neither is known. All clients
+	// behind an untrusted proxy have the proxy's address.
+	ClientIP netip.Addr
+	// Unix: the request came over a Unix socket, and thus not through a proxy. It is false for all
+	// HTTP clients.
+	Unix bool
+	// Stored is the request of kind StoredResponse.
+	Stored StoredRequest
 	// Converter may be set by the Handler. It is called if the response is an event stream,
 	// and returns the last conversion of that stream. chunked says that the stream has
 	// chunk framing.
 	Converter func(chunked bool) relay.Converter
-	// Stored is the request of kind StoredResponse.
-	Stored StoredRequest
 	// Attached carries a value from one Handler to the next.
 	Attached any
+}
 
-	keepAlive        *keepAliveWriter // of a head that may be sent before the engine's; see MarkDispatched
-	drainWriter      *keepAliveWriter // of a drain that responded; guarded by Server.drainMu
-	srv              *Server
-	ctx              *fasthttp.RequestCtx // nil: on the fast path
-	c                *conn
-	head             requestHead
-	body             body
-	fixedBody        fixedBody      // of a body on the fast path
-	response         responseWriter // of a non-streaming response on the fast path
-	responseState    responseState
-	principal        Principal // nil: requests need no key
-	closeConn        bool      // the start of the next request is unknown
-	panickedHandler  bool      // the Handler panicked
-	drainable        bool      // a drain may find it; see drainresponder.go
-	awaitsContinue   bool      // the client waits for 100 Continue before it sends the body
-	responseHeaders  []setHeader
-	requestOverrides []setHeader // from OverrideRequestHeader
-	scratch          []byte
-	log              *slog.Logger
-	visitHeader      func(name, value []byte) // x.forwardHeader, made once
-	engineStatus     int                      // the status of the response whose headers forwardHeader passes
-	streamHead       *[]byte                  // where forwardHeader writes a stream's head; nil: to a non-streaming response
-	ip               netip.Addr               // the client's
-	forwardedFor     []byte                   // the X-Forwarded-For for engines
-	countedIP        netip.Addr               // for connSet.releaseIP
-
-	// Of an in-process exchange, which has no srv, ctx, c and head.
-	responder   Responder
-	leaseMemory func(n int) (membudget.Lease, bool)
-	budget      *membudget.Budget
-	fields      []upstream.Field
-	unix        bool
+// exchangeBase is what all kinds of Exchange have in common.
+type exchangeBase struct {
+	RequestInfo
+	responseState   responseState
+	responseHeaders []setHeader
+	log             *slog.Logger
 }
 
 type setHeader struct{ name, value string }
@@ -75,108 +131,15 @@ type responseState uint8
 
 const (
 	responsePending responseState = iota
-	responseWhole                 // non-streaming, in response or fasthttp's response
+	responseWhole                 // non-streaming
 	responseRelayed               // the stream owns the connection
 )
 
-func newExchange(s *Server) *Exchange {
-	x := &Exchange{srv: s}
-	x.visitHeader = x.forwardHeader
-	return x
-}
+// Request implements Exchange.
+func (x *exchangeBase) Request() *RequestInfo { return &x.RequestInfo }
 
-// Log returns a logger whose lines carry request_id, client and key. It is made at the first
-// call, because most requests log nothing.
-func (x *Exchange) Log() *slog.Logger {
-	if x.log == nil {
-		x.log = x.srv.initial.Log.With("request", x.RequestID)
-		if x.ip.IsValid() {
-			x.log = x.log.With("client", x.ip)
-		}
-		if x.principal != nil {
-			x.log = x.log.With("key", x.principal.Name())
-		}
-	}
-	return x.log
-}
-
-// Header returns the first value of a request header, nil if there is none. The slice is
-// borrowed until the Handler returns.
-func (x *Exchange) Header(name string) []byte {
-	if v := x.overriddenHeader(name); v != nil {
-		return v
-	}
-	if x.responder != nil {
-		return x.inProcessHeader(name, false)
-	}
-	return x.head.find(name)
-}
-
-// OverrideRequestHeader replaces the client's header lines called name. Engines see the new
-// value too, unless requestHeaderTable withholds it.
-func (x *Exchange) OverrideRequestHeader(name, value string) {
-	x.requestOverrides = append(x.requestOverrides, setHeader{name, value})
-}
-
-func (x *Exchange) overriddenHeader(name string) []byte {
-	for i := range x.requestOverrides {
-		if ascii.EqualFold(x.requestOverrides[i].name, name) {
-			return []byte(x.requestOverrides[i].value)
-		}
-	}
-	return nil
-}
-
-// HeaderList returns the values of all lines called name, in order, joined by commas (RFC
-// 9110, 5.3); nil if there is none. It allocates only if there are several lines.
-func (x *Exchange) HeaderList(name string) []byte {
-	if v := x.overriddenHeader(name); v != nil {
-		return v
-	}
-	if x.responder != nil {
-		return x.inProcessHeader(name, true)
-	}
-	return x.head.findAll(name)
-}
-
-// OnClientGone registers f, which runs once on another goroutine within a few milliseconds
-// after the client closes or resets its connection. A later call replaces f, and nil removes
-// it. f does not run after the exchange has ended or after OnClientGone(nil) has returned,
-// which waits for a running f. Therefore f must neither block nor call OnClientGone.
-func (x *Exchange) OnClientGone(f func()) {
-	if x.responseState == responseRelayed {
-		return
-	}
-	if x.responder != nil {
-		x.responder.OnClientGone(f)
-		return
-	}
-	if f != nil {
-		x.srv.clientWatcher.add(x.c)
-	}
-	x.c.clientWatch.setFunc(f)
-}
-
-// ClientGone reports whether the client has disconnected. On a watched connection (see
-// OnClientGone) it reads a flag that is a few milliseconds old; otherwise it makes a system
-// call.
-func (x *Exchange) ClientGone() bool {
-	if x.responder != nil {
-		return x.responder.ClientGone()
-	}
-	c := x.c
-	return c.clientWatch.gone.Load() || c.clientWatch.id == 0 && c.raw != nil && isClientGone(c.raw)
-}
-
-// SendsComments reports whether comments follow the engine's head of a stream
-// (Options.KeepAlive), so that the head must be sent as soon as the engine sends it.
-func (x *Exchange) SendsComments() bool {
-	return x.srv != nil && x.srv.options().KeepAlive > 0 && !x.srv.options().EarlyHeaders
-}
-
-// SetHeader sets a response header, such as X-Sluice-Worker, for the response that follows. A
-// later call with the same name replaces the value. Control characters become spaces.
-func (x *Exchange) SetHeader(name, value string) {
+// SetHeader implements Exchange.
+func (x *exchangeBase) SetHeader(name, value string) {
 	if strings.ContainsFunc(value, isControl) {
 		value = strings.Map(func(r rune) rune {
 			if isControl(r) {
@@ -196,210 +159,22 @@ func (x *Exchange) SetHeader(name, value string) {
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
-// setRequestID uses the client's request id if it is valid, or makes one.
-func (x *Exchange) setRequestID() {
-	if id := x.head.find("X-Request-Id"); validRequestID(id) {
-		x.RequestID = string(id)
-		return
-	}
-	x.RequestID = x.srv.ids.next()
-}
-
-// closeAfterResponse closes the connection after the response: nothing behind this request is
-// read.
-func (x *Exchange) closeAfterResponse() {
-	x.closeConn = true
-	x.RequestID = x.srv.ids.next()
-}
-
-// beginResponse begins a non-streaming response. If there is a response already it does
-// nothing and returns false.
-func (x *Exchange) beginResponse(status int) bool {
-	if x.responseState != responsePending {
-		x.Log().Error("the handler responded twice", "status", status)
-		return false
-	}
-	x.responseState = responseWhole
-	x.c.response = responseInfo{x.Endpoint, status, monoTimeOf(x.Received)}
-	if x.ctx != nil {
-		x.ctx.Response.SetStatusCode(status)
-		if status == 499 {
-			x.ctx.Response.Header.SetStatusMessage([]byte(reasonPhrase(status)))
-		}
-		x.ctx.Response.Header.DisableNormalizing()
-	} else {
-		x.response.writeStatus(status)
-	}
-	// The response has none of these yet, so they are added without a search.
-	addHeaderLine(x, "X-Request-Id", x.RequestID)
+// ResponseHeader implements Exchange.
+func (x *exchangeBase) ResponseHeader(name string) string {
 	for i := range x.responseHeaders {
-		addHeaderLine(x, x.responseHeaders[i].name, x.responseHeaders[i].value)
-	}
-	return true
-}
-
-// Reply responds with an engine's status, its end-to-end headers and its body, byte for byte.
-// Only Date is the router's. Reply copies body, and the caller may release resp afterwards.
-func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
-	if x.responder != nil {
-		x.respondInProcess(resp.Status, body)
-		return
-	}
-	if x.headSent() {
-		if resp.Status == fasthttp.StatusOK && sse.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
-			x.finishEventStream(body) // events that came with a Content-Length
-			return
-		}
-		retry := x.responseHeader("Retry-After")
-		if len(retry) == 0 {
-			retry = string(resp.Header("Retry-After"))
-		}
-		x.finishEventStream(x.responseAsEvents(resp.Status, retry, body))
-		return
-	}
-	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(resp.Status) {
-		return
-	}
-	x.engineStatus = resp.Status
-	resp.VisitHeaders(x.visitHeader)
-	if len(resp.Header("Content-Encoding")) > 0 {
-		x.setIdentityBody(body) // the engine encoded it although the router did not ask for it
-		return
-	}
-	x.setCompressedBody(body)
-}
-
-// responseHeader returns the value of a header that SetHeader set, "" if it is not set.
-func (x *Exchange) responseHeader(name string) string {
-	for i := range x.responseHeaders {
-		if x.responseHeaders[i].name == name {
+		if ascii.EqualFold(x.responseHeaders[i].name, name) {
 			return x.responseHeaders[i].value
 		}
 	}
 	return ""
 }
 
-// ReplyJSON responds with a JSON body of the router. It copies body.
-func (x *Exchange) ReplyJSON(status int, body []byte) {
-	if x.responder != nil {
-		x.respondInProcess(status, body)
-		return
-	}
-	if x.headSent() {
-		x.finishEventStream(x.responseAsEvents(status, x.responseHeader("Retry-After"), body))
-		return
-	}
-	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(status) {
-		return
-	}
-	addHeaderLine(x, "Content-Type", "application/json")
-	x.setCompressedBody(body)
-}
-
-// ReplyEvents responds with status 200 and a complete event stream. It copies body.
-func (x *Exchange) ReplyEvents(body []byte) {
-	if x.responder != nil {
-		x.respondInProcess(200, body)
-		return
-	}
-	if x.headSent() {
-		x.finishEventStream(body)
-		return
-	}
-	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(200) {
-		return
-	}
-	addHeaderLine(x, "Content-Type", "text/event-stream; charset=utf-8")
-	if x.Converter != nil {
-		body, _ = x.Converter(false).Convert(body)
-	}
-	x.setIdentityBody(body)
-}
-
-// forwardHeader forwards a header line of the engine, unless responseHeaderTable withholds it
-// or SetHeader has set one of that name.
-func (x *Exchange) forwardHeader(name, value []byte) {
-	if !reachesClient(name, x.engineStatus) {
-		return
-	}
-	for i := range x.responseHeaders {
-		if ascii.EqualFold(name, x.responseHeaders[i].name) && !ascii.EqualFold(name, "Vary") {
-			return
-		}
-	}
-	if x.streamHead != nil {
-		*x.streamHead = appendLine(*x.streamHead, name, value)
-		return
-	}
-	addHeaderLine(x, name, value)
-}
-
-// finish ends a request: it recovers from a panic, reads the rest of the request from a
-// connection that is kept open, and recycles x.
-func (x *Exchange) finish() {
-	if v := recover(); v != nil {
-		x.panicked(v, debug.Stack())
-	}
-	x.srv.conns.releaseIP(x.countedIP)
-	if x.responseState != responseRelayed && !x.mayContinue() {
-		x.c.clientWatch.setFunc(nil)
-		x.closeConn = x.closeConn || !x.body.drain(x.c)
-		x.c.needsLinger = x.c.needsLinger || x.closeConn
-		keep := x.connReusable()
-		switch {
-		case x.ctx == nil:
-			x.finishResponse(keep)
-		case keep:
-			x.c.pipelined.responding = true
-		default:
-			x.c.pipelined.responding = true
-			x.ctx.Response.Header.SetConnectionClose()
-		}
-	}
-	x.recycle()
-}
-
-// connReusable reports whether the connection may serve another request.
-func (x *Exchange) connReusable() bool {
-	return !x.closeConn && !x.panickedHandler && !x.head.close && x.body.atEOF && !x.srv.closeAfterResponse.Load() && !x.c.usesReservedFD
-}
-
-func (x *Exchange) panicked(v any, stack []byte) {
-	x.panickedHandler = true
-	x.Log().Error("panic while serving a request", "panic", v, "stack", string(stack))
-	if o := x.srv.initial.Observer; o != nil {
-		o.Panicked(x.RequestID, v, stack)
-	}
-	if x.responseState == responseRelayed {
-		return
-	}
-	if x.responseState == responseWhole {
-		x.response.release()
-		if x.ctx != nil {
-			x.ctx.Response.Reset()
-		}
-		x.responseState = responsePending
-	}
-	x.Error(Internal, "", "the router failed on this request", 0)
-}
-
-func (x *Exchange) recycle() {
-	s := x.srv
-	x.body.release()
-	x.response.count.Release() // of a response that fasthttp has copied
-	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
-	x.Doc.Body, x.log, x.streamHead, x.principal = nil, nil, nil, nil
-	if x.responseState != responseRelayed {
-		x.keepAlive.stop()
-	}
-	x.Stored = StoredRequest{}
-	x.Converter, x.Attached, x.keepAlive, x.drainWriter, x.fixedBody = nil, nil, nil, nil, fixedBody{}
-	x.ip, x.countedIP = netip.Addr{}, netip.Addr{}
-	x.head.raw, x.head.path = nil, nil
-	x.responseState, x.closeConn, x.panickedHandler, x.awaitsContinue = responsePending, false, false, false
+// reset prepares x for the next request. It keeps the memory of Doc.
+func (x *exchangeBase) reset() {
+	x.Doc.Body = nil
+	x.Endpoint, x.RequestID, x.Principal, x.ClientIP, x.Unix = nil, "", nil, netip.Addr{}, false
+	x.Stored, x.Converter, x.Attached = StoredRequest{}, nil, nil
+	x.responseState, x.log = responsePending, nil
 	clear(x.responseHeaders)
 	x.responseHeaders = x.responseHeaders[:0]
-	clear(x.requestOverrides)
-	x.requestOverrides = x.requestOverrides[:0]
-	s.exchanges.Put(x)
 }

@@ -28,7 +28,7 @@ func normalizeExpect(h *fasthttp.RequestHeader) {
 // its body. It refuses a request that would be refused whatever its body is. A refusal ends
 // the connection, because the client may already be sending the body.
 func (s *Server) onExpectContinue(ctx *fasthttp.RequestCtx) (status int) {
-	x := s.exchanges.Get()
+	x := s.fasthttpExchanges.Get()
 	x.ctx, x.Received, x.awaitsContinue = ctx, time.Now(), true
 	x.c, _ = ctx.Conn().(*conn)
 	x.body.length, x.body.atEOF, x.body.broken = 0, false, true // not to be drained
@@ -50,25 +50,27 @@ type continuedRequest struct {
 // rejectContinuedBody answers a client that has got "100 Continue" and whose body fasthttp could
 // not read.
 func (s *Server) rejectContinuedBody(ctx *fasthttp.RequestCtx, c *conn, err error) {
-	x := s.exchanges.Get()
+	x := s.fasthttpExchanges.Get()
 	x.ctx, x.c, x.Received = ctx, c, time.Now()
 	x.body.length, x.body.atEOF, x.body.broken = 0, false, true // not to be drained
 	defer x.finish()
-	x.Endpoint, x.RequestID, x.principal, x.ip = c.continued.endpoint, c.continued.id, c.continued.holder, c.continued.ip
+	x.Endpoint, x.RequestID, x.Principal, x.ClientIP = c.continued.endpoint, c.continued.id, c.continued.holder, c.continued.ip
 	c.continued = continuedRequest{}
 	x.rejectBodyError(err)
 }
 
 // admitContinue reports whether the client may send the body. If not, it has answered.
-func (x *Exchange) admitContinue() (ok bool) {
+func (x *fasthttpExchange) admitContinue() (ok bool) {
 	defer x.finish()
 	x.serve()
 	if ok = x.mayContinue(); ok {
-		x.c.continued = continuedRequest{x.Endpoint, x.RequestID, x.principal, x.ip}
+		x.c.continued = continuedRequest{x.Endpoint, x.RequestID, x.Principal, x.ClientIP}
 	}
 	return ok
 }
 
 // mayContinue reports whether the client waits for "100 Continue" and the request has not been
 // refused.
-func (x *Exchange) mayContinue() bool { return x.awaitsContinue && x.responseState == responsePending }
+func (x *httpExchange) mayContinue() bool {
+	return x.awaitsContinue && x.responseState == responsePending
+}

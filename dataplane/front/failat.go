@@ -8,13 +8,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// FailAt sends the client an error and ends the connection at the given time, unless a response
-// has begun by then. For the Handler this looks like a client that has disconnected
-// (OnClientGone, ClientGone), and its later response is discarded. Thus the client does not
-// wait for work that the legs still need. FailAt has no effect for a zero time or an
-// in-process exchange, whose Responder handles deadlines itself.
-func (x *Exchange) FailAt(at time.Time, reason Reason, message string) {
-	if at.IsZero() || x.responder != nil || x.responseState != responsePending {
+// FailAt implements Exchange.
+func (x *httpExchange) FailAt(at time.Time, reason Reason, message string) {
+	if at.IsZero() || x.responseState != responsePending {
 		return
 	}
 	if x.clearDrainTarget(); x.keepAlive != nil {
@@ -29,7 +25,7 @@ func (x *Exchange) FailAt(at time.Time, reason Reason, message string) {
 var errRespondedAtDeadline = errors.New("front: the client already has the answer that its deadline passed")
 
 // discardRelay is Relay of a response that comes after the error of FailAt.
-func (x *Exchange) discardRelay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+func (x *httpExchange) discardRelay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	call.Cancel()
 	resp.Release()
 	x.finishEventStream(nil)

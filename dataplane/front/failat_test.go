@@ -20,25 +20,25 @@ func TestFailAt(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	for name, late := range map[string]func(x *Exchange){
-		"an error":  func(x *Exchange) { x.Error(ClientGone, "", "gone", 0) },
+	for name, late := range map[string]func(x Exchange){
+		"an error":  func(x Exchange) { x.Error(ClientGone, "", "gone", 0) },
 		"an answer": echo,
-		"events":    func(x *Exchange) { x.ReplyEvents([]byte(helloStream)) },
-		"a stream": func(x *Exchange) {
+		"events":    func(x Exchange) { x.ReplyEvents([]byte(helloStream)) },
+		"a stream": func(x Exchange) {
 			call := new(upstream.Call)
-			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+			resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, call)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			x.Relay(resp, call, endHook(ends)())
 		},
-		"a panic":       func(*Exchange) { panic("of the test") },
-		"a whole reply": func(x *Exchange) { x.Error(UpstreamFailed, "", "late", 0) },
+		"a panic":       func(Exchange) { panic("of the test") },
+		"a whole reply": func(x Exchange) { x.Error(UpstreamFailed, "", "late", 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			goOn, left := make(chan struct{}), make(chan struct{})
-			r := start(t, Options{}, func(x *Exchange) {
+			r := start(t, Options{}, func(x Exchange) {
 				x.OnClientGone(func() { close(left) })
 				x.FailAt(time.Now().Add(20*time.Millisecond), Deadline, "the time is over")
 				<-goOn
@@ -84,10 +84,10 @@ func testFailAtAfterResponse(t *testing.T, by RelayMode) {
 	})
 	streams := relayTo(e, func() RelayHooks { return RelayHooks{} })
 	watches := make(chan *keepAliveWriter, 3)
-	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by}, func(x Exchange) {
 		x.FailAt(time.Now().Add(time.Hour), Deadline, "the time is over")
-		watches <- x.keepAlive
-		if string(x.Doc.Body) == probeBody {
+		watches <- x.(*httpExchange).keepAlive
+		if string(x.Request().Doc.Body) == probeBody {
 			echo(x)
 			return
 		}

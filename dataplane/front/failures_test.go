@@ -60,9 +60,9 @@ var engineFailures = []struct {
 // relayFrom starts a router that relays a response of e, and reports its call and its end.
 func relayFrom(t *testing.T, e *engine, opt Options) (r *testServer, ends chan relay.Result, calls chan *upstream.Call) {
 	ends, calls = make(chan relay.Result, 1), make(chan *upstream.Call, 1)
-	return start(t, opt, func(x *Exchange) {
+	return start(t, opt, func(x Exchange) {
 		call := new(upstream.Call)
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, call)
 		if err != nil {
 			t.Error(err)
 			return

@@ -2,7 +2,6 @@ package front
 
 import (
 	"bytes"
-	"io"
 	"runtime/debug"
 	"time"
 
@@ -242,7 +241,7 @@ var (
 
 // fastPathRequest parses the head that has arrived and returns the request and its route, nil
 // if the fast path cannot serve it.
-func (c *conn) fastPathRequest() (*Exchange, route) {
+func (c *conn) fastPathRequest() (*fastExchange, route) {
 	a, s := &c.readAhead, c.srv
 	if a.headLen == 0 || int(a.headLen) > s.initial.MaxHeadBytes || c.pipelined.found {
 		return nil, route{}
@@ -261,14 +260,14 @@ func (c *conn) fastPathRequest() (*Exchange, route) {
 	if !ok || line[len(method)+len(target)] != ' ' || (rt.endpoint != nil) != (len(method) == len(postPrefix)) {
 		return nil, route{}
 	}
-	x := s.exchanges.Get()
+	x := s.fastExchanges.Get()
 	refused := x.head.read(method[:len(method)-1], target, http11Suffix, head[eol+1:])
 	h := &x.head
 	chunks := h.length == framingChunked
 	if refused != "" || h.hasExpect || rt.endpoint == nil && (h.length > 0 || chunks) ||
 		chunks && a.headLen > readAheadSize-minReadAhead {
 		h.raw, h.path = nil, nil
-		s.exchanges.Put(x)
+		s.fastExchanges.Put(x)
 		return nil, route{}
 	}
 	a.r = a.headLen
@@ -277,14 +276,14 @@ func (c *conn) fastPathRequest() (*Exchange, route) {
 
 // serveFastPath serves a request on the fast path. The response is in c.pending or c.stream
 // afterwards.
-func (c *conn) serveFastPath(x *Exchange, rt route) {
+func (c *conn) serveFastPath(x *fastExchange, rt route) {
 	x.c, x.Received = c, time.Now()
 	c.active.Store(true)
 	c.clearIncompleteRequest()
 	defer x.finish()
 	x.setRequestID()
 	x.resolveClientIP()
-	if !x.body.openFastPath(x) {
+	if !x.openBody() {
 		x.closeAfterResponse()
 		x.Error(ClientGone, "", "the connection was closed", 0)
 		return
@@ -324,48 +323,4 @@ func (c *conn) afterResponse() (to nextStep, again bool) {
 		return nextFasthttp, false
 	}
 	return 0, true
-}
-
-// fixedBody reads a body with Content-Length on the fast path: first from the read-ahead, then
-// from the connection.
-type fixedBody struct {
-	c         *conn
-	remaining int64
-}
-
-func (r *fixedBody) Read(p []byte) (n int, err error) {
-	if r.remaining == 0 {
-		return 0, io.EOF
-	}
-	p = p[:min(int64(len(p)), r.remaining)]
-	if a := &r.c.readAhead; a.r < a.w {
-		// The read-ahead keeps its buffer, because the head is in it.
-		n = copy(p, a.buf.B[a.r:a.w])
-		a.r += int32(n)
-	} else {
-		n, err = r.c.receiveUntilDeadline(p)
-	}
-	if r.remaining -= int64(n); r.remaining == 0 && err == nil {
-		err = io.EOF
-	}
-	return n, err
-}
-
-// bufferedConnReader reads from the connection through the read-ahead, for a body of unknown
-// length: bytes that the body's reader does not take stay there for the next request.
-type bufferedConnReader struct{ c *conn }
-
-func (o bufferedConnReader) Read(p []byte) (n int, err error) {
-	a := &o.c.readAhead
-	if a.r == a.w {
-		free := a.buf.B[a.headLen:]
-		if len(p) >= len(free) {
-			return o.c.receiveUntilDeadline(p)
-		}
-		n, err = o.c.receiveUntilDeadline(free)
-		a.r, a.w = a.headLen, a.headLen+int32(n)
-	}
-	n = copy(p, a.buf.B[a.r:a.w])
-	a.r += int32(n)
-	return n, err
 }

@@ -118,11 +118,11 @@ func pathCases() (raw []string) {
 }
 
 func pathServer(t testing.TB) *Server {
-	s, err := New(Options{Handler: handlerFunc(func(x *Exchange) {
-		switch string(x.Doc.Body) {
+	s, err := New(Options{Handler: handlerFunc(func(x Exchange) {
+		switch string(x.Request().Doc.Body) {
 		case hello:
 			x.SetHeader("X-Sluice-Worker", "w")
-			x.ReplyJSON(200, x.Doc.Body)
+			x.ReplyJSON(200, x.Request().Doc.Body)
 		case probeBody:
 			x.ReplyEvents([]byte("data: 1\n\n"))
 		default:

@@ -7,15 +7,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// ForwardFields appends the client's header lines that an engine may see to dst, with names as
-// the client wrote them: all except those that requestHeaderTable withholds or Connection
-// names. OverrideRequestHeader replaces the client's lines of that name. A missing
-// Content-Type becomes application/json. Behind trusted proxies X-Forwarded-For is ClientIP.
-// The strings are borrowed until the Handler returns. Requests to engines also need HopField.
-func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
-	if x.responder != nil {
-		return x.inProcessFields(dst)
-	}
+// ForwardFields implements Exchange.
+func (x *httpExchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	typed := false
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
@@ -34,8 +27,8 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	if !typed {
 		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
 	}
-	if x.ip.IsValid() && len(x.srv.options().Proxies.Trusted) > 0 {
-		x.forwardedFor = x.ip.AppendTo(x.forwardedFor[:0])
+	if x.ClientIP.IsValid() && len(x.srv.options().Proxies.Trusted) > 0 {
+		x.forwardedFor = x.ClientIP.AppendTo(x.forwardedFor[:0])
 		dst = append(dst, upstream.Field{Name: "X-Forwarded-For", Value: unsafeString(x.forwardedFor)})
 	}
 	return dst

@@ -40,7 +40,7 @@ type acceptedRequest struct {
 // returns the accepted requests.
 func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) {
 	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
-		x := s.exchanges.Get()
+		x := s.fasthttpExchanges.Get()
 		x.ctx, x.Received = ctx, ctx.Time()
 		x.c, _ = ctx.Conn().(*conn)
 		defer x.finish()
@@ -51,7 +51,7 @@ func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) 
 			return
 		}
 		x.setRequestID()
-		if !x.body.open(x) {
+		if !x.openBody() {
 			t.Errorf("the guard and fasthttp differ on the framing of %q", raw)
 			x.closeAfterResponse()
 			x.Error(BadHTTP, "", "", 0)

@@ -51,8 +51,8 @@ func (h *testSuccessor) HandOff(fd int, about HandoffState) bool {
 }
 
 // names answers with the name of the server that handles the request.
-func names(name string) func(x *Exchange) {
-	return func(x *Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", name)) }
+func names(name string) func(x Exchange) {
+	return func(x Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", name)) }
 }
 
 // startHandOff begins to retire r's server in favour of a successor.
@@ -215,7 +215,7 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 }
 
 // startAt starts a server that accepts from the same socket as ln.
-func startAt(t *testing.T, ln *net.TCPListener, h func(x *Exchange)) *testServer {
+func startAt(t *testing.T, ln *net.TCPListener, h func(x Exchange)) *testServer {
 	t.Helper()
 	file, err := ln.File()
 	if err != nil {

@@ -29,9 +29,9 @@ import (
 const testTimeout = 20 * time.Second
 
 // handlerFunc is a Handler made of a function.
-type handlerFunc func(x *Exchange)
+type handlerFunc func(x Exchange)
 
-func (f handlerFunc) ServeInference(x *Exchange) { f(x) }
+func (f handlerFunc) ServeInference(x Exchange) { f(x) }
 
 // testServer is a Server on a loopback listener.
 type testServer struct {
@@ -91,12 +91,12 @@ func (r *recorder) endings() []string {
 }
 
 // echo answers with the request body.
-func echo(x *Exchange) { x.ReplyJSON(200, x.Doc.Body) }
+func echo(x Exchange) { x.ReplyJSON(200, x.Request().Doc.Body) }
 
-func start(t testing.TB, opt Options, h func(x *Exchange)) *testServer {
+func start(t testing.TB, opt Options, h func(x Exchange)) *testServer {
 	t.Helper()
 	r := &testServer{t: t, done: make(chan error, 1)}
-	opt.Handler = handlerFunc(func(x *Exchange) {
+	opt.Handler = handlerFunc(func(x Exchange) {
 		r.calls.Add(1)
 		h(x)
 	})
@@ -320,13 +320,13 @@ func (streamHooks) NextEngine(relay.Interruption, ClientGoneNotifier) (*upstream
 }
 
 // relayTo is a handler that sends the request to e and relays the response.
-func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
-	return func(x *Exchange) {
+func relayTo(e *engine, hooks func() RelayHooks) func(x Exchange) {
+	return func(x Exchange) {
 		call := new(upstream.Call)
 		x.OnClientGone(call.Cancel)
 		resp, err := e.ep.Do(&upstream.Request{
-			Method: "POST", Path: x.Endpoint.Path,
-			Fields: x.ForwardFields(nil), Body: [][]byte{x.Doc.Body},
+			Method: "POST", Path: x.Request().Endpoint.Path,
+			Fields: x.ForwardFields(nil), Body: [][]byte{x.Request().Doc.Body},
 		}, call)
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)

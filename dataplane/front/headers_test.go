@@ -22,7 +22,7 @@ func TestClientHeaders(t *testing.T) {
 	kept := []string{"Accept", "Anthropic-Version", "Anthropic-Beta", "OpenAI-Beta", "User-Agent", "traceparent", "tracestate", "X-Session-ID", "X-Other", "X", "Cookies", "X-Api-Keys", "X_Other", "Xx-Forwarded-For"}
 	for _, own := range []bool{false, true} {
 		var got []string
-		r := start(t, Options{WithholdClientKeys: own}, func(x *Exchange) {
+		r := start(t, Options{WithholdClientKeys: own}, func(x Exchange) {
 			for _, f := range x.ForwardFields(nil) {
 				got = append(got, strings.ToLower(strings.Clone(f.Name))) // it is borrowed
 			}
@@ -76,7 +76,7 @@ func testEngineHeaders(t *testing.T, by RelayMode) {
 	})
 	ends := make(chan relay.Result, 1)
 	streams := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
-	whole := start(t, Options{}, func(x *Exchange) {
+	whole := start(t, Options{}, func(x Exchange) {
 		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/"}, nil)
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)

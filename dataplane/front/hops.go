@@ -27,7 +27,7 @@ func newPseudonym() string {
 	return hex.EncodeToString(b[:])
 }
 
-// HopField is the header line by which a router recognizes a request that it has sent. Every
+// HopField returns the header line of a request x by which a router recognizes a request that it has sent. Every
 // client's request that is passed on to an engine must have it, on each of its legs: an engine may
 // turn out to be a router, even this one. It allocates only if the request has passed another
 // router.
@@ -35,7 +35,7 @@ func newPseudonym() string {
 // The router's own calls of /tokenize do not name this router. The answer for a prompt is shared by
 // requests that have passed different routers, and no loop can arise: a router that receives the
 // call passes it on as a client's request, with this line, and makes no such call for it.
-func (x *Exchange) HopField() upstream.Field {
+func HopField(x Exchange) upstream.Field {
 	passed := x.HeaderList(hopHeader)
 	if passed == nil {
 		return upstream.Field{Name: hopHeader, Value: pseudonym}
@@ -43,10 +43,10 @@ func (x *Exchange) HopField() upstream.Field {
 	return upstream.Field{Name: hopHeader, Value: string(passed) + "," + pseudonym}
 }
 
-// AppendPassedHops appends the header line of the routers that the request passed before this one,
+// AppendPassedHops appends the header line of the routers that the request of x passed before this one,
 // if there are any. An in-process request that continues this one needs it, so that a loop is
 // still counted to its end.
-func (x *Exchange) AppendPassedHops(dst []upstream.Field) []upstream.Field {
+func AppendPassedHops(dst []upstream.Field, x Exchange) []upstream.Field {
 	if passed := x.HeaderList(hopHeader); passed != nil {
 		return append(dst, upstream.Field{Name: hopHeader, Value: unsafeString(passed)})
 	}
@@ -55,7 +55,7 @@ func (x *Exchange) AppendPassedHops(dst []upstream.Field) []upstream.Field {
 
 // checkHops refuses a request that has passed this process before or too many routers; when
 // it refuses, it has answered and returns false.
-func (x *Exchange) checkHops() bool {
+func (x *httpExchange) checkHops() bool {
 	passed := x.head.findAll(hopHeader)
 	if passed == nil {
 		return true

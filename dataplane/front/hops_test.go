@@ -14,7 +14,7 @@ import (
 func TestLoopIsDetected(t *testing.T) {
 	var addr atomic.Pointer[string]
 	var calls atomic.Int32
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		if calls.Add(1) > 20 {
 			x.Error(Internal, "", "a loop", 0)
 			return
@@ -25,7 +25,7 @@ func TestLoopIsDetected(t *testing.T) {
 			return
 		}
 		defer ep.Close()
-		resp, err := ep.Do(&upstream.Request{Method: "POST", Path: chat, Fields: append(x.ForwardFields(nil), x.HopField()), Body: [][]byte{x.Doc.Body}}, nil)
+		resp, err := ep.Do(&upstream.Request{Method: "POST", Path: chat, Fields: append(x.ForwardFields(nil), HopField(x)), Body: [][]byte{x.Request().Doc.Body}}, nil)
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)
 			return
@@ -43,7 +43,7 @@ func TestLoopIsDetected(t *testing.T) {
 }
 
 func TestHops(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", x.HopField().Value)) })
+	r := start(t, Options{}, func(x Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", HopField(x).Value)) })
 	for _, c := range []struct {
 		via    []string
 		status int

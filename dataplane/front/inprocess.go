@@ -3,6 +3,7 @@ package front
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"strconv"
 	"time"
@@ -54,11 +55,22 @@ type Responder interface {
 	Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks)
 }
 
+// inProcessExchange is the Exchange of a request without an HTTP client.
+type inProcessExchange struct {
+	exchangeBase
+	responder   Responder
+	fields      []upstream.Field // header lines
+	leaseMemory func(n int) (membudget.Lease, bool)
+	budget      *membudget.Budget
+}
+
 // NewExchange makes the Exchange of an in-process request. It fails with a
 // *jsonscan.SyntaxError on a body that Scan refuses, and with a *FieldRefusal. The
 // Exchange is valid for one call of a Handler and is not pooled.
-func NewExchange(d *InProcessRequest) (*Exchange, error) {
-	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, responder: d.Responder, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, principal: d.Principal, leaseMemory: d.LeaseMemory, budget: d.Budget}
+func NewExchange(d *InProcessRequest) (Exchange, error) {
+	x := &inProcessExchange{responder: d.Responder, fields: d.Fields, leaseMemory: d.LeaseMemory, budget: d.Budget}
+	x.Endpoint, x.RequestID, x.Received = d.Endpoint, d.RequestID, d.Received
+	x.Principal, x.ClientIP, x.Unix, x.log = d.Principal, d.ClientIP, d.Unix, d.Log
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot parse the body of an in-process request: %w", err)
 	}
@@ -97,41 +109,24 @@ func EndpointOf(path string) *Endpoint {
 	return nil
 }
 
-// ResponseHeader returns the value that SetHeader set, "" if it set none.
-func (x *Exchange) ResponseHeader(name string) string {
-	for i := range x.responseHeaders {
-		if ascii.EqualFold(x.responseHeaders[i].name, name) {
-			return x.responseHeaders[i].value
+// Log implements Exchange.
+func (x *inProcessExchange) Log() *slog.Logger { return x.log }
+
+// Header implements Exchange.
+func (x *inProcessExchange) Header(name string) []byte {
+	for i := range x.fields {
+		if ascii.EqualFold(x.fields[i].Name, name) {
+			return []byte(x.fields[i].Value)
 		}
 	}
-	return ""
+	return nil
 }
 
-// respondInProcess passes a non-streaming response to the Responder.
-func (x *Exchange) respondInProcess(status int, body []byte) {
-	if x.claimResponse(status) {
-		x.responder.Respond(status, body)
-	}
-}
-
-// claimResponse returns true for the first response of an in-process exchange.
-func (x *Exchange) claimResponse(status int) bool {
-	if x.responseState != responsePending {
-		x.Log().Error("the handler responded twice", "status", status)
-		return false
-	}
-	x.responseState = responseWhole
-	return true
-}
-
-// inProcessHeader is Header of an in-process exchange, or HeaderList if list is true.
-func (x *Exchange) inProcessHeader(name string, list bool) (value []byte) {
+// HeaderList implements Exchange.
+func (x *inProcessExchange) HeaderList(name string) (value []byte) {
 	for i := range x.fields {
 		if !ascii.EqualFold(x.fields[i].Name, name) {
 			continue
-		}
-		if !list {
-			return []byte(x.fields[i].Value)
 		}
 		if value != nil {
 			value = append(value, ',')
@@ -141,8 +136,19 @@ func (x *Exchange) inProcessHeader(name string, list bool) (value []byte) {
 	return value
 }
 
-// inProcessFields is ForwardFields of an in-process exchange.
-func (x *Exchange) inProcessFields(dst []upstream.Field) []upstream.Field {
+// OverrideRequestHeader implements Exchange.
+func (x *inProcessExchange) OverrideRequestHeader(name, value string) {
+	kept := make([]upstream.Field, 0, len(x.fields)+1) // fields is the caller's
+	for _, f := range x.fields {
+		if !ascii.EqualFold(f.Name, name) {
+			kept = append(kept, f)
+		}
+	}
+	x.fields = append(kept, upstream.Field{Name: name, Value: value})
+}
+
+// ForwardFields implements Exchange.
+func (x *inProcessExchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	typed := false
 	for _, f := range x.fields {
 		name := []byte(f.Name)
@@ -156,4 +162,79 @@ func (x *Exchange) inProcessFields(dst []upstream.Field) []upstream.Field {
 		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
 	}
 	return dst
+}
+
+// LeaseMemory implements Exchange.
+func (x *inProcessExchange) LeaseMemory(n int) (membudget.Lease, bool) {
+	if x.leaseMemory != nil {
+		return x.leaseMemory(n)
+	}
+	return membudget.Default.Lease(unbounded, n)
+}
+
+var unbounded = membudget.NewBudget(math.MaxInt64)
+
+// Budget implements Exchange.
+func (x *inProcessExchange) Budget() *membudget.Budget { return x.budget }
+
+// OnClientGone implements Exchange.
+func (x *inProcessExchange) OnClientGone(f func()) {
+	if x.responseState != responseRelayed {
+		x.responder.OnClientGone(f)
+	}
+}
+
+// ClientGone implements Exchange.
+func (x *inProcessExchange) ClientGone() bool { return x.responder.ClientGone() }
+
+// SendsComments implements Exchange.
+func (x *inProcessExchange) SendsComments() bool { return false }
+
+// MarkDispatched implements Exchange.
+func (x *inProcessExchange) MarkDispatched() {}
+
+// FailAt implements Exchange.
+func (x *inProcessExchange) FailAt(time.Time, Reason, string) {}
+
+// Error implements Exchange.
+func (x *inProcessExchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
+	if x.claimResponse(reason.Status()) {
+		x.responder.RespondError(reason, param, message, retryAfter)
+	}
+}
+
+// Reply implements Exchange.
+func (x *inProcessExchange) Reply(resp *upstream.Response, body []byte) {
+	x.ReplyJSON(resp.Status, body)
+}
+
+// ReplyJSON implements Exchange.
+func (x *inProcessExchange) ReplyJSON(status int, body []byte) {
+	if x.claimResponse(status) {
+		x.responder.Respond(status, body)
+	}
+}
+
+// ReplyEvents implements Exchange.
+func (x *inProcessExchange) ReplyEvents(body []byte) { x.ReplyJSON(200, body) }
+
+// Relay implements Exchange.
+func (x *inProcessExchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+	if x.responseState != responsePending {
+		x.Log().Error("the handler responded twice", "status", resp.Status)
+		discardSecondRelay(resp, call, hooks)
+		return
+	}
+	x.responseState = responseRelayed
+	x.responder.Relay(resp, call, hooks)
+}
+
+// claimResponse returns true for the first response.
+func (x *inProcessExchange) claimResponse(status int) bool {
+	if x.responseState != responsePending {
+		x.Log().Error("the handler responded twice", "status", status)
+		return false
+	}
+	x.responseState = responseWhole
+	return true
 }

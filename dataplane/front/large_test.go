@@ -15,7 +15,7 @@ import (
 // of the next power of two and, while that is filled, an eighth to a quarter of it more. A
 // prompt that is too large uses none.
 func TestLargePrompt(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(strconv.Itoa(len(x.Doc.Body)))) })
+	r := start(t, Options{}, func(x Exchange) { x.ReplyJSON(200, []byte(strconv.Itoa(len(x.Request().Doc.Body)))) })
 	var ids strings.Builder
 	ids.WriteString(`{"model":"m","prompt":[1`)
 	for i := range 1_000_000 {
@@ -53,7 +53,7 @@ func TestWholeResponseToStalledClient(t *testing.T) {
 	const size, limit = 32 << 20, 200 * time.Millisecond // more than two sockets hold
 	body := `"` + strings.Repeat("a", size-2) + `"`
 	var logged logLines
-	r := start(t, Options{WriteTimeout: limit, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(x *Exchange) { x.ReplyJSON(200, []byte(body)) })
+	r := start(t, Options{WriteTimeout: limit, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(x Exchange) { x.ReplyJSON(200, []byte(body)) })
 	stopped := r.dial()
 	stopped.send(chatPost(hello))
 	testwait.Until(t, "asked", func() bool { return r.calls.Load() == 1 })

@@ -15,7 +15,7 @@ import (
 func TestLongResponsesUseBudget(t *testing.T) {
 	const limit, long, clients = 1 << 20, 900 << 10, 20
 	answer := append(append([]byte(`{"text":"`), bytes.Repeat([]byte("x"), long)...), `"}`...)
-	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x *Exchange) { x.ReplyJSON(200, answer) })
+	r := start(t, Options{MaxBodyBytes: limit, BodyBudgetBytes: 4 * limit}, func(x Exchange) { x.ReplyJSON(200, answer) })
 	const request = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}"
 	var conns []net.Conn
 	for range clients {
@@ -61,7 +61,7 @@ func TestLongResponsesUseBudget(t *testing.T) {
 func TestAnswersAreCountedAsTheyAre(t *testing.T) {
 	for _, size := range []int{700 << 10, 1<<20 - 1000, 1 << 20} {
 		answer := bytes.Repeat([]byte("x"), size)
-		r := start(t, Options{BodyBudgetBytes: 64 << 20, MaxBodyBytes: 1 << 20}, func(x *Exchange) { x.ReplyJSON(200, answer) })
+		r := start(t, Options{BodyBudgetBytes: 64 << 20, MaxBodyBytes: 1 << 20}, func(x Exchange) { x.ReplyJSON(200, answer) })
 		nc, err := net.Dial("tcp", r.addr)
 		if err != nil {
 			t.Fatal(err)

@@ -40,11 +40,11 @@ func testMixedTraffic(t *testing.T, by RelayMode) {
 		relays.Add(1)
 		return RelayHooks{Handler: streamHooks{end: func(relay.Result) { ends.Add(1) }}}
 	})
-	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by}, func(x Exchange) {
 		switch {
-		case x.Endpoint.Kind == Chat:
+		case x.Request().Endpoint.Kind == Chat:
 			stream(x)
-		case len(x.Doc.Body) > 20_000:
+		case len(x.Request().Doc.Body) > 20_000:
 			panic("large")
 		default:
 			x.OnClientGone(func() {})

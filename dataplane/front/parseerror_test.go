@@ -56,7 +56,7 @@ func TestPathsAgreeOnHosts(t *testing.T) {
 // A request whose connection ends in the middle gets the same error message on both paths.
 func TestClosedRequestHasItsPhrase(t *testing.T) {
 	s := pathServer(t)
-	s.initial.Handler = handlerFunc(func(x *Exchange) { x.Error(ClientGone, "", "gone", 0) })
+	s.initial.Handler = handlerFunc(func(x Exchange) { x.Error(ClientGone, "", "gone", 0) })
 	plain, fast := onBothPaths(t, s, []byte(helloPost("")))
 	for _, got := range []string{plain, fast} {
 		if !strings.HasPrefix(got, "HTTP/1.1 499 Client Closed Request\r\n") {

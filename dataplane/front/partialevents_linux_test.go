@@ -31,9 +31,9 @@ func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
 		return false
 	})
 	ends := make(chan relay.Result, streams)
-	r := start(t, Options{RelayMode: by, MaxBodyBytes: 64 << 10, BodyBudgetBytes: budget}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by, MaxBodyBytes: 64 << 10, BodyBudgetBytes: budget}, func(x Exchange) {
 		call := new(upstream.Call)
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, call)
 		if err != nil {
 			t.Error(err)
 			return
@@ -163,7 +163,7 @@ func TestSendBuffersAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := `"` + strings.Repeat("x", k.size) + `"`
-			r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(answer)) })
+			r := start(t, Options{}, func(x Exchange) { x.ReplyJSON(200, []byte(answer)) })
 			c := r.dial()
 			for range k.requests {
 				c.send(k.request)

@@ -48,12 +48,12 @@ func onTransports(t *testing.T, test func(t *testing.T, opt Options, dial func(*
 	})
 }
 
-// receivedByKernel waits until the socket of an exchange has unread bytes.
-func receivedByKernel(t *testing.T, x *Exchange) {
+// receivedByKernel waits until the socket of a connection has unread bytes.
+func receivedByKernel(t *testing.T, c *conn) {
 	testwait.Until(t, "bytes of the next request", func() bool {
 		var p [1]byte
 		n := 0
-		_ = x.c.raw.Control(func(fd uintptr) { n, _ = rawsocket.Peek(int(fd), p[:]) })
+		_ = c.raw.Control(func(fd uintptr) { n, _ = rawsocket.Peek(int(fd), p[:]) })
 		return n > 0
 	})
 }
@@ -63,10 +63,10 @@ func receivedByKernel(t *testing.T, x *Exchange) {
 func TestPipelinedIsRefused(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		entered, more := make(chan struct{}, 1), make(chan bool, 1)
-		r := start(t, opt, func(x *Exchange) {
+		r := start(t, opt, func(x Exchange) {
 			entered <- struct{}{}
 			if <-more {
-				receivedByKernel(t, x)
+				receivedByKernel(t, x.(*httpExchange).c)
 			}
 			echo(x)
 		})
@@ -132,8 +132,8 @@ func TestQuickReuseIsNotPipelining(t *testing.T) {
 			opt.RelayMode = by
 			ends := make(chan relay.Result, 1000)
 			streams := relayTo(e, endHook(ends))
-			r := start(t, opt, func(x *Exchange) {
-				if string(x.Doc.Body) == probeBody {
+			r := start(t, opt, func(x Exchange) {
+				if string(x.Request().Doc.Body) == probeBody {
 					streams(x)
 					return
 				}
@@ -184,12 +184,12 @@ func TestPipelinedAfterStream(t *testing.T) {
 							_, _ = io.WriteString(nc, k.end)
 							return k.end != ""
 						})
-						ends, at := make(chan relay.Result, 1), make(chan *Exchange, 1)
+						ends, at := make(chan relay.Result, 1), make(chan *conn, 1)
 						opt := opt
 						opt.RelayMode = by
 						streams := relayTo(e, endHook(ends))
-						r := start(t, opt, func(x *Exchange) {
-							at <- &Exchange{c: x.c}
+						r := start(t, opt, func(x Exchange) {
+							at <- x.(*httpExchange).c
 							streams(x)
 						})
 						c, next := dial(r), chatPost(probeBody, "X-Request-Id: second")
@@ -232,10 +232,10 @@ func TestPipelinedAfterStream(t *testing.T) {
 // ends the connection get no answer.
 func TestNotPipelined(t *testing.T) {
 	entered, more := make(chan struct{}, 1), make(chan bool, 1)
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		entered <- struct{}{}
 		if <-more {
-			receivedByKernel(t, x)
+			receivedByKernel(t, x.(*httpExchange).c)
 		}
 		echo(x)
 	})

@@ -71,9 +71,9 @@ func runRouter(engine string) error {
 	head, _ := time.ParseDuration(os.Getenv("SLUICE_TEST_HEAD"))
 	s, err := New(Options{
 		RelayMode: RelayMode(os.Getenv("SLUICE_TEST_RELAY")), WriteTimeout: stalledAfter(), HeadTimeout: head, MaxBodyBytes: 64 << 20, Pages: testPages{},
-		Handler: handlerFunc(func(x *Exchange) {
+		Handler: handlerFunc(func(x Exchange) {
 			call := new(upstream.Call)
-			resp, err := ep.Do(&upstream.Request{Method: "POST", Path: x.Endpoint.Path, Body: [][]byte{x.Doc.Body}}, call)
+			resp, err := ep.Do(&upstream.Request{Method: "POST", Path: x.Request().Endpoint.Path, Body: [][]byte{x.Request().Doc.Body}}, call)
 			if err != nil {
 				x.Error(UpstreamFailed, "", err.Error(), 0)
 				return

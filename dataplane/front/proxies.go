@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"time"
 
@@ -159,18 +158,9 @@ func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 	return h, failed
 }
 
-// ClientIP returns the address of the client: the peer of the connection, or the address that
-// trusted proxies name (Options.Proxies). It is invalid if neither is known. All clients behind
-// an untrusted proxy have the proxy's address.
-func (x *Exchange) ClientIP() netip.Addr { return x.ip }
-
-// Unix reports whether the request came over a Unix socket, and thus not through a proxy. It is
-// false for all HTTP clients.
-func (x *Exchange) Unix() bool { return x.unix }
-
-// resolveClientIP sets x.ip to the client's address.
-func (x *Exchange) resolveClientIP() {
-	x.ip = x.c.ip
+// resolveClientIP sets x.ClientIP to the client's address.
+func (x *httpExchange) resolveClientIP() {
+	x.ClientIP = x.c.ip
 	p := &x.srv.options().Proxies
 	if !x.c.fromProxy || p.Forwarded == ForwardedOff {
 		return
@@ -186,20 +176,20 @@ func (x *Exchange) resolveClientIP() {
 		}
 	}
 	if ip := chain.Client(); ip.IsValid() {
-		x.ip = ip
+		x.ClientIP = ip
 	}
 }
 
 // acquireForwardedIP counts a request from a trusted proxy for the client that its header lines
 // name, because the connection is not counted for a client. If the client has too many
 // requests it answers with an error and returns false.
-func (x *Exchange) acquireForwardedIP() bool {
+func (x *httpExchange) acquireForwardedIP() bool {
 	live := x.srv.options()
 	if !x.c.fromProxy || live.Proxies.Forwarded == ForwardedOff {
 		return true
 	}
 	var ok bool
-	if x.countedIP, ok = x.srv.conns.acquireIP(x.ip, live.MaxConnsPerIP); !ok {
+	if x.countedIP, ok = x.srv.conns.acquireIP(x.ClientIP, live.MaxConnsPerIP); !ok {
 		x.Error(TooManyConnections, "", "too many requests of this client are under way; try again later", time.Second)
 	}
 	return ok

@@ -55,7 +55,7 @@ func networks(t testing.TB, words ...string) proxyproto.Networks {
 }
 
 // clientIPHandler answers with the client's address.
-func clientIPHandler(x *Exchange) { x.ReplyJSON(200, []byte(`"`+x.ClientIP().String()+`"`)) }
+func clientIPHandler(x Exchange) { x.ReplyJSON(200, []byte(`"`+x.Request().ClientIP.String()+`"`)) }
 
 // refusals returns how many connections or requests were refused for a reason.
 func (r *recorder) refusals(reason Reason) int {
@@ -294,7 +294,7 @@ func TestForwardedClient(t *testing.T) {
 	} {
 		var mu sync.Mutex // the socket's own order is not seen by the race detector
 		var toEngine string
-		r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: k.form}}, func(x *Exchange) {
+		r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: k.form}}, func(x Exchange) {
 			mu.Lock()
 			defer mu.Unlock()
 			toEngine = ""
@@ -318,7 +318,7 @@ func TestForwardedClient(t *testing.T) {
 
 // Without proxies an engine gets no header lines about the origin of a request.
 func TestForwardingHeadersAreNotForwarded(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		for _, f := range x.ForwardFields(nil) {
 			if f.Name != "Content-Type" {
 				t.Errorf("forwarded %s: %s", f.Name, f.Value)
@@ -336,7 +336,7 @@ func TestForwardingHeadersAreNotForwarded(t *testing.T) {
 // A proxy's connections carry requests of many clients, so the limit counts requests.
 func TestForwardedRequestsAreLimited(t *testing.T) {
 	free := make(chan struct{})
-	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: ForwardedX}, MaxConnsPerIP: 2}, func(x *Exchange) {
+	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: ForwardedX}, MaxConnsPerIP: 2}, func(x Exchange) {
 		<-free
 		clientIPHandler(x)
 	})

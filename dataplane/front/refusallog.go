@@ -13,15 +13,15 @@ import (
 const maxRefusalLines = 10
 
 // reportRefused reports the refusal of this request to the Observer and logs it.
-func (x *Exchange) reportRefused(reason Reason, param string) {
+func (x *httpExchange) reportRefused(reason Reason, param string) {
 	endpoint, key := "", ""
 	if x.Endpoint != nil {
 		endpoint = x.Endpoint.Path
 	}
-	if x.principal != nil {
-		key = x.principal.Name()
+	if x.Principal != nil {
+		key = x.Principal.Name()
 	}
-	x.srv.reportRefused(endpoint, reason, refusal{id: x.RequestID, client: x.ip, key: key, param: param})
+	x.srv.reportRefused(endpoint, reason, refusal{id: x.RequestID, client: x.ClientIP, key: key, param: param})
 }
 
 // refusal is what the log says about a refused request. The only input of the client in it is

@@ -85,7 +85,7 @@ func TestStalledResponseIsCounted(t *testing.T) {
 		leave bool
 		cause relay.Cause
 	}{{200 * time.Millisecond, false, relay.ClientStalled}, {time.Minute, true, relay.ClientGone}} {
-		r := start(t, Options{WriteTimeout: k.limit}, func(x *Exchange) { x.ReplyJSON(200, make([]byte, 32<<20)) })
+		r := start(t, Options{WriteTimeout: k.limit}, func(x Exchange) { x.ReplyJSON(200, make([]byte, 32<<20)) })
 		c := r.dial()
 		_ = c.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
 		c.send(chatPost(hello))

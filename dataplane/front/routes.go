@@ -12,24 +12,24 @@ import (
 // page is a route that does not lead to an engine.
 type page struct {
 	path     string
-	render   func(*Exchange)
+	render   func(*httpExchange)
 	needsKey bool // the page requires an API key if the server requires keys
 }
 
 // pages are served for GET and HEAD.
 var pages = []page{
-	{"/v1/models", (*Exchange).showModels, true},
-	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
-	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Ready(x.seesDetails())) }, false},
-	{"/health", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Health(x.seesDetails())) }, false},
-	{"/version", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Version()) }, false},
-	{"/metrics", (*Exchange).showMetrics, false},
+	{"/v1/models", (*httpExchange).showModels, true},
+	{"/livez", func(x *httpExchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
+	{"/readyz", func(x *httpExchange) { x.showJSON(x.srv.initial.Pages.Ready(x.seesDetails())) }, false},
+	{"/health", func(x *httpExchange) { x.showJSON(x.srv.initial.Pages.Health(x.seesDetails())) }, false},
+	{"/version", func(x *httpExchange) { x.showJSON(x.srv.initial.Pages.Version()) }, false},
+	{"/metrics", (*httpExchange).showMetrics, false},
 }
 
 // route is the target of a path: an endpoint or a page.
 type route struct {
 	endpoint *Endpoint
-	page     func(*Exchange)
+	page     func(*httpExchange)
 	needsKey bool
 	methods  string // in the form of the Allow header
 	stored   StoredRequest
@@ -98,7 +98,7 @@ func (r *routes) find(path []byte) (found route, ok bool) {
 		return found, true
 	}
 	if name, ok := bytes.CutPrefix(path, []byte(modelsPrefix)); ok && len(name) > 0 && r.pages {
-		return route{page: (*Exchange).showModel, needsKey: true, methods: methodsPage}, true
+		return route{page: (*httpExchange).showModel, needsKey: true, methods: methodsPage}, true
 	}
 	id, ok := bytes.CutPrefix(path, []byte(responsesPrefix))
 	if !ok {
@@ -115,50 +115,8 @@ func (r *routes) find(path []byte) (found route, ok bool) {
 	return found, true
 }
 
-// serve handles a request that fasthttp has read: it checks the head, finds the route and makes
-// the response.
-func (x *Exchange) serve() {
-	h := &x.ctx.Request.Header
-	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
-	if x.c.scan.bare {
-		refused = bareEndMessage
-	}
-	if refused != "" {
-		x.closeAfterResponse()
-		x.Error(BadHTTP, "", refused, 0)
-		return
-	}
-	x.setRequestID()
-	x.resolveClientIP()
-	if x.c.pipelined.isPipelined(h.Method()) {
-		x.closeConn = true
-		x.Error(Pipelined, "", pipelinedMessage, 0)
-		return
-	}
-	if !x.awaitsContinue && !x.body.open(x) {
-		x.closeAfterResponse()
-		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
-		return
-	}
-	method, path := h.Method(), x.head.path
-	found, ok := x.srv.routes.find(path)
-	if x.cors(method, ok) {
-		return
-	}
-	switch {
-	case !ok:
-		x.Error(UnknownRoute, "", "unknown path "+quotedForError(path)+"; known are: "+x.srv.routes.known, 0)
-	case !found.allows(method):
-		x.Endpoint = found.endpoint
-		x.SetHeader("Allow", found.methods)
-		x.Error(WrongMethod, "", "method "+quotedForError(method)+" is not allowed here; use "+strings.TrimSuffix(found.methods, ", HEAD"), 0)
-	default:
-		x.dispatch(found)
-	}
-}
-
 // dispatch makes the route's endpoint or page answer the request.
-func (x *Exchange) dispatch(found route) {
+func (x *httpExchange) dispatch(found route) {
 	switch {
 	case found.endpoint == &StoredEndpoint:
 		x.Endpoint, x.Stored = found.endpoint, found.stored
@@ -175,7 +133,7 @@ func (x *Exchange) dispatch(found route) {
 }
 
 // admit reports whether a request to an engine is accepted by its head. If not, it has answered.
-func (x *Exchange) admit() bool {
+func (x *httpExchange) admit() bool {
 	if x.srv.draining.Load() {
 		x.rejectDraining()
 		return false
@@ -188,7 +146,7 @@ func (x *Exchange) admit() bool {
 }
 
 // infer admits a request to an inference endpoint and runs the Handler.
-func (x *Exchange) infer() {
+func (x *httpExchange) infer() {
 	if !x.admit() {
 		return
 	}
@@ -224,7 +182,7 @@ func (x *Exchange) infer() {
 }
 
 // handle runs the Handler. If it does not answer, the client gets a 500.
-func (x *Exchange) handle() {
+func (x *httpExchange) handle() {
 	x.srv.initial.Handler.ServeInference(x)
 	if x.responseState == responsePending {
 		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
@@ -233,7 +191,7 @@ func (x *Exchange) handle() {
 }
 
 // rejectDraining refuses a request during a drain.
-func (x *Exchange) rejectDraining() {
+func (x *httpExchange) rejectDraining() {
 	x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 }
 
@@ -255,15 +213,15 @@ func quotedForError(b []byte) string {
 	return `"` + string(b) + `"`
 }
 
-func (x *Exchange) showJSON(status int, body []byte) { x.show(status, "application/json", body) }
+func (x *httpExchange) showJSON(status int, body []byte) { x.show(status, "application/json", body) }
 
-func (x *Exchange) show(status int, contentType string, body []byte) {
+func (x *httpExchange) show(status int, contentType string, body []byte) {
 	x.beginResponse(status)
-	addHeaderLine(x, "Content-Type", contentType)
+	x.path.addHeader("Content-Type", contentType)
 	x.setCompressedBody(body)
 }
 
-func (x *Exchange) showMetrics() {
+func (x *httpExchange) showMetrics() {
 	var text bytes.Buffer
 	x.srv.initial.Pages.Metrics(&text)
 	x.show(200, "text/plain; version=0.0.4; charset=utf-8", text.Bytes())

@@ -55,7 +55,7 @@ func benchBody(size int) string {
 func BenchmarkServeShort(b *testing.B) {
 	for _, size := range []int{256, 32 << 10} {
 		b.Run(fmt.Sprintf("body=%d", size), func(b *testing.B) {
-			h := handlerFunc(func(x *Exchange) { x.ReplyJSON(200, []byte(`{"ok":true}`)) })
+			h := handlerFunc(func(x Exchange) { x.ReplyJSON(200, []byte(`{"ok":true}`)) })
 			s, err := New(Options{Handler: h})
 			if err != nil {
 				b.Fatal(err)
@@ -106,7 +106,7 @@ func BenchmarkPlainFasthttp(b *testing.B) {
 func BenchmarkOnClientGone(b *testing.B) {
 	c := &conn{srv: &Server{}}
 	c.srv.clientWatcher = &clientWatcher{}
-	x := &Exchange{c: c, srv: c.srv}
+	x := Exchange(&httpExchange{c: c, srv: c.srv})
 	f := func() {}
 	b.ReportAllocs()
 	for range b.N {

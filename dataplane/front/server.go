@@ -25,25 +25,26 @@ const bodyRate = 256 << 10
 // Server is the router's HTTP server for clients. One Server serves one listener. Its exported
 // methods are safe for concurrent use.
 type Server struct {
-	initial        Options                 // as New was given them
-	current        atomic.Pointer[Options] // likewise, but for what Change has changed
-	fh             fasthttp.Server
-	routes         routes
-	budget         *membudget.Budget
-	partialEvents  *membudget.Budget // of budget: what streams hold of events that have not come whole
-	ids            requestIDs
-	conns          connSet
-	clientWatcher  *clientWatcher   // set by Serve
-	pendingHeads   *pendingQueue    // likewise; nil: heads are waited for on goroutines
-	loops          *eventloop.Loops // likewise; nil: streams are relayed on goroutines
-	exchanges      objpool.Pool[Exchange]
-	streams        objpool.Pool[stream]
-	fdStats        fdStats
-	compressing    atomic.Int32
-	tlsErrorLog    sampledLog     // TLS handshakes that failed, or came where no TLS is spoken
-	proxyHeaderLog sampledLog     // lines about PROXY headers
-	starvedLog     sampledLog     // loops that got no processor
-	refusalLog     rateLimitedLog // lines about requests that were refused
+	initial           Options                 // as New was given them
+	current           atomic.Pointer[Options] // likewise, but for what Change has changed
+	fh                fasthttp.Server
+	routes            routes
+	budget            *membudget.Budget
+	partialEvents     *membudget.Budget // of budget: what streams hold of events that have not come whole
+	ids               requestIDs
+	conns             connSet
+	clientWatcher     *clientWatcher   // set by Serve
+	pendingHeads      *pendingQueue    // likewise; nil: heads are waited for on goroutines
+	loops             *eventloop.Loops // likewise; nil: streams are relayed on goroutines
+	fastExchanges     objpool.Pool[fastExchange]
+	fasthttpExchanges objpool.Pool[fasthttpExchange]
+	streams           objpool.Pool[stream]
+	fdStats           fdStats
+	compressing       atomic.Int32
+	tlsErrorLog       sampledLog     // TLS handshakes that failed, or came where no TLS is spoken
+	proxyHeaderLog    sampledLog     // lines about PROXY headers
+	starvedLog        sampledLog     // loops that got no processor
+	refusalLog        rateLimitedLog // lines about requests that were refused
 
 	closeAfterResponse atomic.Bool   // every answer ends its connection
 	draining           atomic.Bool   // requests are refused
@@ -85,7 +86,8 @@ func New(opt Options) (*Server, error) {
 	s.current.Store(&opt)
 	s.partialEvents.SetLimit(opt.BodyBudgetBytes / partialEventsShare)
 	s.ids.init()
-	s.exchanges.New = func() *Exchange { return newExchange(s) }
+	s.fastExchanges.New = func() *fastExchange { return newFastExchange(s) }
+	s.fasthttpExchanges.New = func() *fasthttpExchange { return newFasthttpExchange(s) }
 	s.streams.New = func() *stream { return new(stream) }
 	s.fh = fasthttp.Server{
 		Handler:        s.handle,
@@ -247,7 +249,7 @@ func (s *Server) stopped() bool {
 
 // handle is fasthttp's handler, for requests that the fast path does not serve.
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
-	x := s.exchanges.Get()
+	x := s.fasthttpExchanges.Get()
 	x.ctx, x.Received = ctx, ctx.Time()
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
@@ -280,11 +282,11 @@ func (s *Server) onHeadRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 
 // isChunked reports whether requestHead accepts the head and its body is chunked.
 func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
-	x := s.exchanges.Get()
+	x := s.fasthttpExchanges.Get()
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	chunked := refused == "" && x.head.length == framingChunked
 	x.head.raw, x.head.path = nil, nil
-	s.exchanges.Put(x)
+	s.fasthttpExchanges.Put(x)
 	return chunked
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 func TestRequestIDs(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(`"`+x.RequestID+`"`)) })
+	r := start(t, Options{}, func(x Exchange) { x.ReplyJSON(200, []byte(`"`+x.Request().RequestID+`"`)) })
 	c := r.dial()
 	seen := map[string]bool{}
 	for id, taken := range map[string]bool{
@@ -53,7 +53,7 @@ func TestRequestIDs(t *testing.T) {
 }
 
 func TestErrorShapes(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		x.SetHeader("X-Sluice-Worker", "a\r\nX-Evil: 1")
 		x.Error(UnknownModel, "model", "no \"such\" model \x01\xff", 1500*time.Millisecond)
 	})
@@ -257,8 +257,8 @@ func TestExpectOfHTTP10IsIgnored(t *testing.T) {
 }
 
 func TestPanicInHandler(t *testing.T) {
-	r := start(t, Options{}, func(x *Exchange) {
-		switch string(x.Doc.Body) {
+	r := start(t, Options{}, func(x Exchange) {
+		switch string(x.Request().Doc.Body) {
 		case `{"model":"late"}`:
 			x.ReplyJSON(200, []byte("{}"))
 			panic("late")
@@ -292,7 +292,7 @@ func TestPanicInHandler(t *testing.T) {
 func TestForwardFields(t *testing.T) {
 	var mu sync.Mutex // the socket's own order is not seen by the race detector
 	var got []upstream.Field
-	r := start(t, Options{}, func(x *Exchange) {
+	r := start(t, Options{}, func(x Exchange) {
 		mu.Lock()
 		defer mu.Unlock()
 		got = nil
@@ -364,8 +364,8 @@ func TestReplyPassesTheEnginesAnswer(t *testing.T) {
 			"x-request-id: engine\r\nX-Sluice-Worker: liar\r\nConnection: keep-alive, x-hop\r\nx-hop: 1\r\nContent-Length: 24\r\n\r\n"+answer)
 		return true
 	})
-	r := start(t, Options{}, func(x *Exchange) {
-		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, new(upstream.Call))
+	r := start(t, Options{}, func(x Exchange) {
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Request().Doc.Body}}, new(upstream.Call))
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)
 			return

@@ -50,14 +50,10 @@ func isStoredID(id []byte) bool {
 
 // retrieve admits a request about a stored response and runs the Handler. It discards a body,
 // because no such request has a meaningful one.
-func (x *Exchange) retrieve() {
+func (x *httpExchange) retrieve() {
 	if !x.admit() || x.awaitsContinue {
 		return
 	}
-	h := &x.ctx.Request.Header
-	x.Stored.Method = string(h.Method())
-	_, query, _ := bytes.Cut(h.RequestURI(), []byte{'?'})
-	x.Stored.Query = string(query)
 	x.setDrainTarget()
 	if x.srv.drainExpired.Load() {
 		x.rejectDraining()
@@ -82,7 +78,7 @@ type modelEntry struct {
 
 // modelsFor returns the entries of Pages.Models that the request's API key may use. If there is
 // no list it answers and returns false.
-func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
+func (x *httpExchange) modelsFor() (entries []modelEntry, ok bool) {
 	status, body := x.srv.initial.Pages.Models()
 	if status != 200 {
 		x.showJSON(status, body)
@@ -99,7 +95,7 @@ func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 		var model struct {
 			ID string `json:"id"`
 		}
-		if json.Unmarshal(raw, &model) == nil && (x.principal == nil || x.principal.Allows(model.ID)) {
+		if json.Unmarshal(raw, &model) == nil && (x.Principal == nil || x.Principal.Allows(model.ID)) {
 			entries = append(entries, modelEntry{model.ID, raw})
 		}
 	}
@@ -107,8 +103,8 @@ func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 }
 
 // showModels answers GET /v1/models with the models that the request's API key may use.
-func (x *Exchange) showModels() {
-	if x.principal == nil || x.principal.Allows(anyModel) {
+func (x *httpExchange) showModels() {
+	if x.Principal == nil || x.Principal.Allows(anyModel) {
 		x.showJSON(x.srv.initial.Pages.Models())
 		return
 	}
@@ -128,7 +124,7 @@ func (x *Exchange) showModels() {
 
 // showModel answers GET /v1/models/{id} with the model's entry in the list of GET /v1/models. It
 // asks no engine, because not every engine has this page and none knows the models of others.
-func (x *Exchange) showModel() {
+func (x *httpExchange) showModel() {
 	name := string(x.head.path[len(modelsPrefix):])
 	if decoded, err := url.PathUnescape(name); err == nil {
 		name = decoded // clients may or may not escape a slash

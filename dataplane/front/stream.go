@@ -131,20 +131,11 @@ func (h *RelayHooks) notifyEnd(res relay.Result) {
 	}
 }
 
-// Relay answers with the engine's response resp. It composes the head now; package relay sends
-// the body after the Handler has returned. Relay owns resp and call: it cancels call when the
-// client disconnects, and releases resp at the end.
-func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+// Relay implements Exchange.
+func (x *httpExchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.responseState != responsePending {
 		x.Log().Error("the handler responded twice", "status", resp.Status)
-		call.Cancel()
-		resp.Release()
-		hooks.notifyEnd(relay.Result{Cause: relay.Cancelled, Err: upstream.ErrCancelled})
-		return
-	}
-	if x.responder != nil {
-		x.responseState = responseRelayed
-		x.responder.Relay(resp, call, hooks)
+		discardSecondRelay(resp, call, hooks)
 		return
 	}
 	if x.clearDrainTarget(); x.keepAlive.stopUnlessHeadSent() {
@@ -161,8 +152,15 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 	x.startStream(st)
 }
 
+// discardSecondRelay ends a stream of a Handler that has responded already.
+func discardSecondRelay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
+	call.Cancel()
+	resp.Release()
+	hooks.notifyEnd(relay.Result{Cause: relay.Cancelled, Err: upstream.ErrCancelled})
+}
+
 // newStream returns a stream for the exchange's response.
-func (x *Exchange) newStream() *stream {
+func (x *httpExchange) newStream() *stream {
 	st := x.srv.streams.Get()
 	st.id, st.c, st.endpoint, st.receivedAt, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
 	if x.countedIP.IsValid() { // the request came through a trusted proxy
@@ -174,23 +172,18 @@ func (x *Exchange) newStream() *stream {
 }
 
 // startStream makes st answer as soon as the fast path or fasthttp has released the connection.
-func (x *Exchange) startStream(st *stream) {
+func (x *httpExchange) startStream(st *stream) {
 	x.responseState = responseRelayed
 	c := x.c
 	c.stream = st
 	x.srv.clientWatcher.add(c)
 	c.clientWatch.setStream(st)
-	if x.ctx == nil {
-		return // the fast path checks c.stream
-	}
-	c.hijackState.Store(hijackPending)
-	x.ctx.HijackSetNoResponse(true)
-	x.ctx.Hijack(onHijack)
+	x.path.detachStream()
 }
 
 // composeHead composes the response head in st: the engine's end-to-end header lines, those of
 // the router, and the framing of the body.
-func (x *Exchange) composeHead(st *stream) {
+func (x *httpExchange) composeHead(st *stream) {
 	resp := st.resp
 	st.head = append(st.acquireSetup().headBuf, "HTTP/1.1 "...)
 	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
@@ -227,7 +220,7 @@ func (x *Exchange) composeHead(st *stream) {
 		st.unchunk = resp.ContentLength == upstream.LengthChunked
 		st.keep, st.untilClose = false, true
 	}
-	st.keep = st.keep && (x.head.http11 || x.http10KeepAlive())
+	st.keep = st.keep && (x.head.http11 || x.keepHTTP10)
 	switch {
 	case !st.keep:
 		st.head = append(st.head, "Connection: close\r\n"...)
@@ -240,27 +233,12 @@ func (x *Exchange) composeHead(st *stream) {
 		x.Endpoint.Protocol != sse.Opaque && sse.IsEventStream(kind)
 }
 
-// http10KeepAlive reports whether an HTTP/1.0 client has asked to keep the connection open.
-func (x *Exchange) http10KeepAlive() bool { return !x.ctx.Request.Header.ConnectionClose() }
-
 // appendLine appends a header line.
 func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)
 	dst = append(dst, value...)
 	return append(dst, "\r\n"...)
-}
-
-// onHijack is fasthttp's hijack handler. It returns at once; the stream starts when fasthttp has
-// released the connection (see conn).
-func onHijack(nc net.Conn) {
-	under, ok := nc.(interface{ UnsafeConn() net.Conn })
-	if !ok {
-		return
-	}
-	if c, ok := under.UnsafeConn().(*conn); ok {
-		c.stream.hadPipelined = c.hasBuffered(nc)
-	}
 }
 
 // runStream sends the head and starts the relay of the body. Its result is that of

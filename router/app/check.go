@@ -64,4 +64,4 @@ func ownListeners(cfg *config.Config) *networks.OwnListeners {
 // noopHandler lets CheckStart construct a front that never receives a request.
 type noopHandler struct{}
 
-func (noopHandler) ServeInference(*front.Exchange) {}
+func (noopHandler) ServeInference(front.Exchange) {}

@@ -12,19 +12,20 @@ import (
 
 // ServeInference implements front.Handler. It answers POST /v1/engine/generate and passes all
 // other requests to the Runner.
-func (e *Engine) ServeInference(x *front.Exchange) {
-	if x.Endpoint.Kind != front.Preprocessed {
+func (e *Engine) ServeInference(x front.Exchange) {
+	req := x.Request()
+	if req.Endpoint.Kind != front.Preprocessed {
 		e.opt.Runner.ServeInference(x)
 		return
 	}
 	if !e.opt.HTTP {
-		x.Error(front.UnknownRoute, "", x.Endpoint.Path+" is not served here; engine_api.http turns it on", 0)
+		x.Error(front.UnknownRoute, "", req.Endpoint.Path+" is not served here; engine_api.http turns it on", 0)
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	x.OnClientGone(cancel)
-	p, err := e.prepare(ctx, x.Doc.Body, x.Principal(), x.LeaseMemory)
+	p, err := e.prepare(ctx, req.Doc.Body, req.Principal, x.LeaseMemory)
 	x.OnClientGone(nil)
 	if err != nil {
 		reason, field := refusal(err)
@@ -36,12 +37,12 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 		return
 	}
 	defer p.mem.Release()
-	if err := x.Doc.Scan(p.body, jsonscan.Limits{}); err != nil {
+	if err := req.Doc.Scan(p.body, jsonscan.Limits{}); err != nil {
 		x.Error(front.BadField, "", err.Error(), 0)
 		return
 	}
 	if p.context.id != "" && len(x.Header("X-Request-Id")) == 0 {
-		x.RequestID = p.context.id
+		req.RequestID = p.context.id
 	}
 	for _, h := range p.responseHeaders {
 		x.OverrideRequestHeader(h.Name, h.Value)
@@ -51,8 +52,8 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 			x.OverrideRequestHeader(h.Name, h.Value)
 		}
 	}
-	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], p.hints
-	x.Converter = func(chunked bool) relay.Converter {
+	req.Endpoint, req.Attached = &endpoints[p.pool.dialect], p.hints
+	req.Converter = func(chunked bool) relay.Converter {
 		c := e.converter(p, x.ResponseHeader)
 		c.deadlinePassed = p.deadlinePassed
 		return newSSEWriter(c, chunked)

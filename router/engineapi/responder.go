@@ -34,7 +34,7 @@ func (c *call) serve() {
 		c.RespondError(front.BadField, "", err.Error(), 0)
 		return
 	}
-	c.x.Attached = c.p.hints
+	c.x.Request().Attached = c.p.hints
 	c.e.opt.Runner.ServeInference(c.x)
 	c.p.mem.Release() // the stream outlives its request
 	if c.resp != nil {

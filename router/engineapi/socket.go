@@ -25,7 +25,7 @@ type call struct {
 	e       *Engine
 	p       *preparedRequest
 	pass    front.Principal // of the caller's key; nil: no key is required
-	x       *front.Exchange
+	x       front.Exchange
 	id      string
 	abort   *abortSignal
 	payload []byte

@@ -78,7 +78,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 		q.reply, err = resp.ReadAllBudgeted(q.reply[:0], q.maxReplySize(), &q.derived)
 	}
 	if err == nil && resp.Status == 200 {
-		if err = checkAnswer(resp, q.reply); err == nil && q.x.Endpoint.Kind == front.NativeGenerate {
+		if err = checkAnswer(resp, q.reply); err == nil && q.req.Endpoint.Kind == front.NativeGenerate {
 			if n := family.AbortedStatus(q.reply); family.RetryableStatus(n) {
 				status, retry = n, true
 			}
@@ -130,7 +130,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 		if q.concurrent != nil {
 			q.releaseKVDetached(rank)
 		}
-		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), rank.ID, status))
+		opt.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), rank.ID, status))
 		q.x.Log().Warn("leg refused", "leg", legName(l.kind), "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if died {
 			q.suspects++
@@ -264,7 +264,7 @@ func (q *request) answerRewriter() family.AnswerRewriter {
 
 // trialDeclined ends a trial decode that declined.
 func (q *request) trialDeclined(rank *worker.Rank) legEnd {
-	q.settings.Scheduler.AddNote(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.settings.Scheduler.AddNote(q.req.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
 	q.settings.Observer.FallbackUsed("declined")
 	return legDeclined
 }

@@ -121,7 +121,7 @@ func (q *request) resetHandover() {
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
 	q.handover = family.Handover{
-		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
+		Kind: q.req.Endpoint.Kind, Path: q.req.Endpoint.Path, Doc: &q.req.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
 		Token: rand.Uint64() >> 1, PrefillCached: -1, TextOnlyCache: &q.textOnlyCache, RawTokens: q.rawTokens(),
 	}
 }
@@ -221,10 +221,10 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 func (q *request) legRequestID() string {
 	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.plan.Traits.JoinsLegs(&q.handover, q.plan.Decode)
 	if n <= 1 && !unique {
-		return q.x.RequestID
+		return q.req.RequestID
 	}
 	var buf [160]byte // the front limits an id to 128 bytes
-	id := append(buf[:0], q.x.RequestID...)
+	id := append(buf[:0], q.req.RequestID...)
 	if n > 1 {
 		id = strconv.AppendInt(append(id, '-'), int64(n), 10)
 	}
@@ -241,7 +241,7 @@ func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
 	if id == "" {
 		id = q.legRequestID()
 	}
-	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id}, q.x.HopField())
+	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id}, front.HopField(q.x))
 	if r.SendRank && !q.legRequest.RankInBody {
 		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(r.HeaderRank())})
 	}
@@ -253,7 +253,7 @@ func (q *request) legPath() string {
 	if q.legRequest.Path != "" {
 		return q.legRequest.Path
 	}
-	return q.x.Endpoint.Path
+	return q.req.Endpoint.Path
 }
 
 // legBody returns the segments of the leg's body.
@@ -261,7 +261,7 @@ func (q *request) legBody() [][]byte {
 	if q.legRequest.Body != nil {
 		q.segments = append(q.segments[:0], q.legRequest.Body)
 	} else {
-		q.segments = q.x.Doc.Segments(q.segments[:0], q.legRequest.Edits...)
+		q.segments = q.req.Doc.Segments(q.segments[:0], q.legRequest.Edits...)
 	}
 	return q.segments
 }
@@ -345,7 +345,7 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 		q.freeTries++
 	}
 	q.exclude(r, f.exclusionReason())
-	q.settings.Scheduler.AddNote(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
+	q.settings.Scheduler.AddNote(q.req.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "rank", r.ID.String(), "attempt", q.attempt, "error", err)
 }
 

@@ -138,7 +138,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 		return nil
 	}
 	q.startLeg(&b.legRecord, schedule.PrefillLeg, choice)
-	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.x.RequestID, q.prompt.Count
+	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.req.RequestID, q.prompt.Count
 	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
 	b.decode.Reset()
@@ -498,7 +498,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 	if b.err == nil && !family.RetryableStatus(int(b.status)) {
 		// Decode would refuse the request too, so the client gets prefill's error response.
 		q.endExplain(schedule.Outcome{
-			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
+			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.req.Received),
 		})
 		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)
 		redact.InPlace(b.answer, int(b.status))

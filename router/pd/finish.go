@@ -14,13 +14,13 @@ import (
 // replyAnswer sends a complete engine response to the client and records the outcome. at is when
 // the response arrived.
 func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Time) {
-	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
+	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.req.Received)}
 	body := q.reply
 	if resp.Status == 200 {
 		use := relay.UsageOf(q.reply)
 		q.rememberResponse(q.reply, l.rank)
 		q.recordUsage(&use, q.reply)
-		l.reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
+		l.reservation.Report(q.req.RequestID, use.Cached, max(use.Completion, 0))
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
 		switch {
 		case q.concurrent != nil:
@@ -30,7 +30,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 			// With a handle the decode engine computed no part of the prompt, so the cached tokens
 			// are those that the prefill engine found.
 			out.CachedTokens = q.handover.PrefillCached
-		case q.x.Endpoint.Disaggregable:
+		case q.req.Endpoint.Disaggregable:
 			q.r.learnCached(l.rank, q.approxKeys(l.rank), q.prompt.Count, int(l.predicted), use.Cached, out.Total)
 		}
 		if a := q.answerRewriter(); a != nil {
@@ -51,7 +51,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 // the client caused.
 func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 	q.endExplain(schedule.Outcome{
-		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
+		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.req.Received),
 	})
 	redact.InPlace(q.answer, status)
 	q.x.Reply(resp, q.answer)

@@ -60,7 +60,7 @@ type Medium struct {
 
 // applyHints copies the hints into the request.
 func (q *request) applyHints() {
-	h, ok := q.x.Attached.(*Hints)
+	h, ok := q.req.Attached.(*Hints)
 	if !ok {
 		return
 	}
@@ -101,7 +101,7 @@ func (q *request) abortReason() string {
 // applyHintedTokens replaces the prompt's token ids with those that the caller set for cache
 // lookups.
 func (q *request) applyHintedTokens() {
-	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
+	if h, ok := q.req.Attached.(*Hints); ok && len(h.Tokens) > 0 {
 		q.prompt.Tokens = append(q.prompt.Tokens[:0], h.Tokens...)
 		q.prompt.Count = len(q.prompt.Tokens)
 	}

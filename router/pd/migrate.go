@@ -76,7 +76,7 @@ func (q *request) checkMigratable() {
 // migrationRequest returns what package migration reads of the request.
 func (q *request) migrationRequest() migration.Request {
 	return migration.Request{
-		Doc: &q.x.Doc, Kind: q.x.Endpoint.Kind, Migratable: q.stream && q.x.Endpoint.Disaggregable,
+		Doc: &q.req.Doc, Kind: q.req.Endpoint.Kind, Migratable: q.stream && q.req.Endpoint.Disaggregable,
 		ReturnsTokenIDs: q.returnsTokenIDs, ExactPrompt: q.hasExactPrompt(), ReasoningParser: q.pd.ReasoningParser,
 		Alone: len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && !q.pool.MayGrow(worker.Decode) && !q.pool.MayGrow(worker.Aggregated),
 	}
@@ -84,7 +84,7 @@ func (q *request) migrationRequest() migration.Request {
 
 // clientWantsIDs reports whether the client itself asked for token ids.
 func (q *request) clientWantsIDs() bool {
-	r := migration.Request{Doc: &q.x.Doc, ReturnsTokenIDs: q.returnsTokenIDs}
+	r := migration.Request{Doc: &q.req.Doc, ReturnsTokenIDs: q.returnsTokenIDs}
 	return r.WantsIDs()
 }
 
@@ -111,7 +111,7 @@ func (q *request) needsTokenIDs(rank *worker.Rank) (needs bool) {
 	case q.handover.Trial:
 		q.legUnmigratable = "trial"
 	default:
-		needs, q.legUnmigratable = migration.CheckEngine(rank, q.x.Endpoint.Kind, &q.template, q.hasExactPrompt())
+		needs, q.legUnmigratable = migration.CheckEngine(rank, q.req.Endpoint.Kind, &q.template, q.hasExactPrompt())
 	}
 	return needs
 }
@@ -119,13 +119,13 @@ func (q *request) needsTokenIDs(rank *worker.Rank) (needs bool) {
 // repeatsFirstEvent reports whether the router must have the stream's first event before it sends
 // anything to the client, because later events repeat its content.
 func (q *request) repeatsFirstEvent() bool {
-	return q.legUnmigratable == "" && q.unmigratable == "" && q.migrationChecked && (q.x.Endpoint.Kind == front.Messages || q.x.Endpoint.Kind == front.ResponsesAPI)
+	return q.legUnmigratable == "" && q.unmigratable == "" && q.migrationChecked && (q.req.Endpoint.Kind == front.Messages || q.req.Endpoint.Kind == front.ResponsesAPI)
 }
 
 // newMigration returns the migration state of a stream, or nil if the stream cannot migrate. It sets
 // the X-Sluice-Migration response header accordingly.
 func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamMigration {
-	kind := q.x.Endpoint.Kind
+	kind := q.req.Endpoint.Kind
 	clientIDs := q.clientWantsIDs()
 	switch {
 	case q.unmigratable == "off":
@@ -145,14 +145,14 @@ func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamM
 		model: q.pool.Model, salt: q.salt,
 		suspects: int16(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
 	}
-	c.Init(&q.template, kind, q.maxTokens, q.x.AppendPassedHops(q.x.ForwardFields(q.fields[:0])))
+	c.Init(&q.template, kind, q.maxTokens, front.AppendPassedHops(q.x.ForwardFields(q.fields[:0]), q.x))
 	ready := "ready"
 	if c.Unconstrained() {
 		ready = "ready; unconstrained"
 	}
 	q.x.SetHeader("X-Sluice-Migration", ready)
 	c.ShowIDs = clientIDs || kind == front.Generate || kind == front.NativeGenerate
-	c.NoText = kind == front.Generate && string(reqbody.Member(&q.x.Doc, "output_mode")) != `"text"`
+	c.NoText = kind == front.Generate && string(reqbody.Member(&q.req.Doc, "output_mode")) != `"text"`
 	c.TextOnly = !q.handover.WantTokenIDs && !c.ShowIDs
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.hasExactPrompt() {

@@ -195,7 +195,7 @@ func (q *request) filterRequest() bool {
 	if !ok {
 		return true
 	}
-	unsupported := filter.Unsupported(&family.Request{Kind: q.x.Endpoint.Kind, Doc: &q.x.Doc, Tokens: q.prompt.Tokens, Decode: q.plan.Decode})
+	unsupported := filter.Unsupported(&family.Request{Kind: q.req.Endpoint.Kind, Doc: &q.req.Doc, Tokens: q.prompt.Tokens, Decode: q.plan.Decode})
 	if unsupported == "" {
 		return true
 	}

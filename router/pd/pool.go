@@ -18,11 +18,11 @@ import (
 // the request cannot run.
 func (q *request) resolvePool() bool {
 	opt := q.settings
-	q.model = unsafeString(q.x.Doc.String(jsonscan.KeyModel, nil))
+	q.model = unsafeString(q.req.Doc.String(jsonscan.KeyModel, nil))
 	q.applyView(opt.Fleet.View())
 	q.internModel()
 	if q.pool != nil && q.plan.Unservable {
-		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.x.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
+		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.req.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
 		return false
 	}
 	if q.missingRole() == "" {
@@ -103,7 +103,7 @@ func (q *request) applyView(v *fleet.View) {
 	q.pool = pool
 	m := q.settings.pdOf(pool.Model)
 	q.pd = &m.pd
-	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
+	q.plan = planFor(pool, q.req.Endpoint, &q.req.Doc, m)
 	if !q.wantsPrefillOnly() {
 		q.plan.fallBackWithoutPrefill(pool, q.pd.PlainDecode)
 	}
@@ -144,7 +144,7 @@ func describeMissing(reason front.Reason) string {
 }
 
 func (q *request) refuseUnknownModel() {
-	known := front.AllowedModels(q.x.Principal(), q.settings.Fleet.View().Models)
+	known := front.AllowedModels(q.req.Principal, q.settings.Fleet.View().Models)
 	msg := fmt.Sprintf("the model %q does not exist here", q.model)
 	if q.model == "" {
 		msg = `the request names no model ("model")`
@@ -181,7 +181,7 @@ func (q *request) refuseEmptyPool() {
 	default:
 		members = q.pool.Members[worker.Aggregated] + q.pool.Members[worker.Prefill] + q.pool.Members[worker.Decode]
 		role = "aggregated"
-		if !q.x.Endpoint.Disaggregable {
+		if !q.req.Endpoint.Disaggregable {
 			role = "any"
 		}
 	}

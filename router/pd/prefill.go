@@ -82,7 +82,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		if handleErr != nil {
 			note += ", but " + handleErr.Error()
 		}
-		opt.Scheduler.AddNote(q.x.RequestID, note)
+		opt.Scheduler.AddNote(q.req.RequestID, note)
 		q.x.Log().Warn("leg refused", "leg", "prefill", "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
 		// An engine that answers 429 or 503 has not computed the prompt. After any other failure it
 		// may have begun to write the KV.
@@ -107,7 +107,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	l.complete("ok")
 	q.prefillLeg.handleAt = time.Now()
 	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
-	l.reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
+	l.reservation.Report(q.req.RequestID, q.handover.PrefillCached, 0)
 	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
 	switch {
@@ -154,7 +154,7 @@ func (q *request) replyFinal(resp *upstream.Response) {
 	use := relay.UsageOf(q.answer)
 	q.recordUsage(&use, q.answer)
 	q.endExplain(schedule.Outcome{
-		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
+		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.req.Received),
 	})
 	finisher, _ := q.plan.Family.(family.FinalAnswerer)
 	switch {

@@ -49,12 +49,12 @@ func (q *request) checkPrefillOnly() (by string, answered bool) {
 		switch {
 		case mode == "off":
 			return "", !q.refuseSteering(headerPrefillOnly, value, "steering.prefill_only is off")
-		case !q.x.Endpoint.Disaggregable:
-			return "", !q.refuseSteering(headerPrefillOnly, value, q.x.Endpoint.Path+" computes no prompt that could be kept")
+		case !q.req.Endpoint.Disaggregable:
+			return "", !q.refuseSteering(headerPrefillOnly, value, q.req.Endpoint.Path+" computes no prompt that could be kept")
 		}
 		by = "header"
 	case "", "false", "0":
-		if mode != "any" || !wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc) {
+		if mode != "any" || !wantsNoOutput(q.req.Endpoint.Kind, &q.req.Doc) {
 			return "", false
 		}
 		by = "max_tokens"
@@ -79,7 +79,7 @@ func (q *request) wantsPrefillOnly() bool {
 	case "true", "1":
 		return true
 	}
-	return q.settings.Steering.PrefillOnly == "any" && wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc)
+	return q.settings.Steering.PrefillOnly == "any" && wantsNoOutput(q.req.Endpoint.Kind, &q.req.Doc)
 }
 
 // wantsNoOutput reports whether the body asks for no output tokens. Engines refuse such a request
@@ -188,7 +188,7 @@ func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 		return false
 	}
 	use := relay.UsageOf(q.answer)
-	l.reservation.Report(q.x.RequestID, use.Cached, 0)
+	l.reservation.Report(q.req.RequestID, use.Cached, 0)
 	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, use.Cached, elapsed)
 	q.replyPrefillOnly(rank, choice.CachedTokens, &use, elapsed)
@@ -203,7 +203,7 @@ func (q *request) setPrefillOnlyHeaders(rank *worker.Rank, predicted int) {
 }
 
 func (q *request) replyPrefillOnly(rank *worker.Rank, predicted int, use *relay.Usage, elapsed time.Duration) {
-	out := prefillOnlyReply{Object: "sluice.prefill", ID: q.x.RequestID, Model: q.model, Worker: rank.ID.Worker, Rank: rank.ID.Rank, Role: rank.Worker.Spec.Role.String(),
+	out := prefillOnlyReply{Object: "sluice.prefill", ID: q.req.RequestID, Model: q.model, Worker: rank.ID.Worker, Rank: rank.ID.Rank, Role: rank.Worker.Spec.Role.String(),
 		PromptTokens: use.Prompt, Predicted: predicted, BlockSize: max(0, rank.BlockSize()), TookMS: float64(elapsed.Microseconds()) / 1000}
 	if out.PromptTokens <= 0 {
 		out.PromptTokens = q.prompt.Count
@@ -216,7 +216,7 @@ func (q *request) replyPrefillOnly(rank *worker.Rank, predicted int, use *relay.
 	}
 	q.recordPrefillOnlyUsage(use)
 	q.endExplain(schedule.Outcome{
-		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.x.Received),
+		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.req.Received),
 	})
 	body, err := json.Marshal(&out)
 	if err != nil { // cannot happen: strings and numbers always marshal

@@ -24,7 +24,7 @@ const (
 // resolvePrompt finds the prompt's tokens and the part of the prompt that each rank has cached. It
 // cannot fail: without tokens and text the scheduler chooses by load alone.
 func (q *request) resolvePrompt() {
-	if !q.x.Endpoint.Disaggregable {
+	if !q.req.Endpoint.Disaggregable {
 		q.approx.Reset() // it holds another request's matches
 		return
 	}
@@ -40,7 +40,7 @@ func (q *request) resolvePrompt() {
 	q.tokenizePrompt()
 	q.applyHintedTokens()
 	q.salt = q.promptSalt()
-	q.lookUpOverlap(q.x.Received)
+	q.lookUpOverlap(q.req.Received)
 }
 
 // lookUpOverlap finds the part of the prompt that each rank has cached.
@@ -94,7 +94,7 @@ func (q *request) saltForBase(base string) blockhash.Salt {
 	if r := q.firstRank(); r != nil && slices.Contains(r.Worker.Info().Adapters, q.pool.Model) {
 		adapter = q.pool.Model
 	}
-	return blockhash.NewSalt(base, adapter, string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
+	return blockhash.NewSalt(base, adapter, string(q.req.Doc.String(jsonscan.KeyCacheSalt, nil)))
 }
 
 // firstRank returns a rank that is the same for all requests of a pool, whichever ranks they may
@@ -116,18 +116,18 @@ const maxUnaccountedBody = 64 << 10
 // their hashes and the engine's tokenize response. It returns false if the budget is exhausted; the
 // scheduler then chooses by load alone.
 func (q *request) accountPrompt() bool {
-	if len(q.x.Doc.Body) <= maxUnaccountedBody {
+	if len(q.req.Doc.Body) <= maxUnaccountedBody {
 		return true
 	}
-	kind := tokenizeKind(q.x.Endpoint.Kind)
-	return q.derived.Acquire(q.settings.Tokenizer.EstimateMemory(kind, &q.x.Doc))
+	kind := tokenizeKind(q.req.Endpoint.Kind)
+	return q.derived.Acquire(q.settings.Tokenizer.EstimateMemory(kind, &q.req.Doc))
 }
 
 // tokenizePrompt gets the prompt's token ids from the request or from the tokenizer. It passes the
 // tokenizer a ready rank that it may ask.
 func (q *request) tokenizePrompt() {
-	kind := tokenizeKind(q.x.Endpoint.Kind)
-	if q.settings.Tokenizer.FromRequestIDs(&q.prompt, kind, &q.x.Doc) {
+	kind := tokenizeKind(q.req.Endpoint.Kind)
+	if q.settings.Tokenizer.FromRequestIDs(&q.prompt, kind, &q.req.Doc) {
 		return
 	}
 	var call upstream.Call
@@ -137,7 +137,7 @@ func (q *request) tokenizePrompt() {
 		q.x.OnClientGone(call.Cancel)
 		defer q.x.OnClientGone(nil)
 	}
-	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.x.Doc, ep, &call)
+	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.req.Doc, ep, &call)
 }
 
 // tokenizerRank rotates over the candidates, prefill first, so that no single worker tokenizes all
@@ -323,11 +323,11 @@ func (r *Runner) forgetIfRemoved(rank *worker.Rank) {
 // rawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
 // numbers. It returns nil if the ids have another source.
 func (q *request) rawTokens() []byte {
-	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
+	if q.req.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
 		return nil
 	}
-	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
+	if h, ok := q.req.Attached.(*Hints); ok && len(h.Tokens) > 0 {
 		return nil
 	}
-	return reqbody.NumberArray(q.x.Doc.Raw(jsonscan.KeyPrompt))
+	return reqbody.NumberArray(q.req.Doc.Raw(jsonscan.KeyPrompt))
 }

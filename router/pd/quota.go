@@ -21,11 +21,11 @@ const backgroundOutput = 4096
 // For a background response it also reserves the output: the engine answers before it computes, and
 // nothing later tells the router what it computed.
 func (q *request) reserveQuota() bool {
-	pass := q.x.Principal()
+	pass := q.req.Principal
 	if pass == nil {
 		return true
 	}
-	if q.x.Endpoint.Kind == front.ResponsesAPI && q.x.Doc.Bool(jsonscan.KeyBackground) {
+	if q.req.Endpoint.Kind == front.ResponsesAPI && q.req.Doc.Bool(jsonscan.KeyBackground) {
 		if q.backgroundTokens = q.maxTokens; q.backgroundTokens == 0 {
 			q.backgroundTokens = backgroundOutput
 		}
@@ -46,16 +46,16 @@ func (q *request) promptTokens() int {
 	switch {
 	case q.prompt.Count > 0:
 		return q.prompt.Count
-	case q.x.Endpoint.Kind == front.Tokenize, q.x.Endpoint.Kind == front.Detokenize, q.x.Endpoint.Kind == front.CountTokens:
+	case q.req.Endpoint.Kind == front.Tokenize, q.req.Endpoint.Kind == front.Detokenize, q.req.Endpoint.Kind == front.CountTokens:
 		return 0 // no engine computes a prompt
 	}
-	return len(q.x.Doc.Body) / bytesPerToken
+	return len(q.req.Doc.Body) / bytesPerToken
 }
 
 // recordUsage charges the client's key for a complete response: the usage that the engine reported,
 // else what the router counted.
 func (q *request) recordUsage(use *relay.Usage, answer []byte) {
-	if q.x.Principal() == nil {
+	if q.req.Principal == nil {
 		return
 	}
 	prompt, output := use.Prompt, use.Completion
@@ -65,7 +65,7 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	switch {
 	case q.backgroundTokens > 0 && output <= 0: // the response only says that it is queued
 		output = q.backgroundTokens
-	case output < 0 && q.x.Endpoint.Disaggregable:
+	case output < 0 && q.req.Endpoint.Disaggregable:
 		output = estimateOutputTokens(answer, 0)
 	}
 	q.commitQuota(prompt + max(output, 0))
@@ -99,7 +99,7 @@ func (q *request) commitQuota(tokens int) {
 		return
 	}
 	q.quotaCommitted = true
-	if pass := q.x.Principal(); pass != nil {
+	if pass := q.req.Principal; pass != nil {
 		pass.Commit(q.reservedTokens, tokens)
 	}
 }

@@ -57,7 +57,8 @@ type scratch struct {
 type runState struct {
 	r        *Runner
 	settings *settings // the configuration when the request began
-	x        *front.Exchange
+	x        front.Exchange
+	req      *front.RequestInfo // x.Request()
 
 	clientPart
 	planPart

@@ -73,6 +73,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 		s.addNote("not migrated: " + err.Error())
 		return nil
 	}
+	q.req = q.x.Request()
 	if q.applyView(opt.Fleet.View()); q.pool != nil && q.missingRole() != "" && mayWait {
 		q.awaitPlan(time.Now().Add(opt.Timeouts.PoolWait))
 	}

@@ -169,18 +169,19 @@ func newModelPD(pd config.PD) (modelPD, error) {
 }
 
 // ServeInference implements front.Handler.
-func (r *Runner) ServeInference(x *front.Exchange) {
-	if x.Endpoint.Kind == front.StoredResponse {
+func (r *Runner) ServeInference(x front.Exchange) {
+	req := x.Request()
+	if req.Endpoint.Kind == front.StoredResponse {
 		r.serveStored(x)
 		return
 	}
 	q := r.requests.Get()
-	q.r, q.settings, q.x, q.id = r, r.current.Load(), x, x.RequestID
+	q.r, q.settings, q.x, q.req, q.id = r, r.current.Load(), x, req, req.RequestID
 	defer q.recycle()
 	q.derived = x.Budget().Count()
 
-	q.stream = x.Doc.Bool(jsonscan.KeyStream)
-	q.maxTokens = reqbody.MaxTokens(&x.Doc, x.Endpoint.Kind)
+	q.stream = req.Doc.Bool(jsonscan.KeyStream)
+	q.maxTokens = reqbody.MaxTokens(&req.Doc, req.Endpoint.Kind)
 	q.applyHints()
 	if !q.selectWorkers() || !q.resolvePool() {
 		return
@@ -239,7 +240,7 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 	q.recordAbortedUsage(reason)
 	q.x.Error(reason, param, message, retryAfter)
 	q.endExplain(schedule.Outcome{
-		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),
+		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.req.Received),
 	})
 }
 
@@ -247,7 +248,7 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 // because the stream ends the record.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
-		q.settings.Scheduler.EndRecord(q.x.RequestID, out)
+		q.settings.Scheduler.EndRecord(q.req.RequestID, out)
 	}
 }
 
@@ -255,6 +256,6 @@ func (q *request) endExplain(out schedule.Outcome) {
 func (q *request) noteFallback(kind, detail string) {
 	q.fallbackKind, q.fallbackDetail = kind, detail
 	q.settings.Observer.FallbackUsed(kind)
-	q.settings.Scheduler.AddNote(q.x.RequestID, kind+": "+detail)
+	q.settings.Scheduler.AddNote(q.req.RequestID, kind+": "+detail)
 	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
 }

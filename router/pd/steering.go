@@ -106,7 +106,7 @@ func (q *request) applySteering() bool {
 			return q.refuseSteering(h.name, string(h.value[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(h.value), maxHeaderBytes))
 		}
 	}
-	if (pin != nil || allowed != nil) && !q.settings.pins.allow(q.x.ClientIP(), q.x.Unix()) {
+	if (pin != nil || allowed != nil) && !q.settings.pins.allow(q.req.ClientIP, q.req.Unix) {
 		name, value := headerWorker, pin
 		if pin == nil {
 			name, value = headerAllowed, allowed
@@ -264,7 +264,7 @@ func (q *request) refuseSteering(header, value, what string) bool {
 	if len(value) > maxShown {
 		value = value[:maxShown] + "…"
 	}
-	if h, ok := q.x.Attached.(*Hints); ok && h.FieldNames[header] != "" {
+	if h, ok := q.req.Attached.(*Hints); ok && h.FieldNames[header] != "" {
 		field := h.FieldNames[header]
 		q.refuseParam(front.BadField, field, fmt.Sprintf("field %q: got %q: %s", field, value, what), 0)
 		return false

@@ -155,20 +155,20 @@ func ownerOf(pass front.Principal) string {
 // declinesStore reports whether the client asked the engine not to store the response ("store":
 // false). A later request cannot name such a response.
 func (q *request) declinesStore() bool {
-	if q.x.Endpoint.Kind != front.ResponsesAPI {
+	if q.req.Endpoint.Kind != front.ResponsesAPI {
 		return false
 	}
-	v, ok, err := jsonscan.Find(q.x.Doc.Body, "store")
-	return err == nil && ok && v.Kind == jsonscan.Bool && q.x.Doc.Body[v.Start] == 'f'
+	v, ok, err := jsonscan.Find(q.req.Doc.Body, "store")
+	return err == nil && ok && v.Kind == jsonscan.Bool && q.req.Doc.Body[v.Start] == 'f'
 }
 
 // rememberResponse records that rank answered a /v1/responses request with body. body may be only
 // the beginning of the response.
 func (q *request) rememberResponse(body []byte, rank *worker.Rank) {
-	if q.x.Endpoint.Kind != front.ResponsesAPI || q.declinesStore() {
+	if q.req.Endpoint.Kind != front.ResponsesAPI || q.declinesStore() {
 		return
 	}
-	q.r.stored.add(ownerOf(q.x.Principal()), responseID(body), rank, time.Now())
+	q.r.stored.add(ownerOf(q.req.Principal), responseID(body), rank, time.Now())
 }
 
 // responseID returns the id of the response object that starts in body, or "" if body does not
@@ -200,16 +200,16 @@ func (s *streamState) ResponseID(id string) {
 // routeToStored restricts a request that continues a stored response to the rank that stored it. It
 // answers with an error and returns false if that rank cannot run the request.
 func (q *request) routeToStored() bool {
-	if q.x.Endpoint.Kind != front.ResponsesAPI || !q.x.Doc.Has(jsonscan.KeyPreviousResponseID) {
+	if q.req.Endpoint.Kind != front.ResponsesAPI || !q.req.Doc.Has(jsonscan.KeyPreviousResponseID) {
 		return true
 	}
-	id := string(jsonscan.Unquote(nil, q.x.Doc.Raw(jsonscan.KeyPreviousResponseID)))
-	rank := q.r.stored.find(ownerOf(q.x.Principal()), id, time.Now())
+	id := string(jsonscan.Unquote(nil, q.req.Doc.Raw(jsonscan.KeyPreviousResponseID)))
+	rank := q.r.stored.find(ownerOf(q.req.Principal), id, time.Now())
 	switch {
 	case rank != nil:
 		q.steering.stored = rank
 		return q.narrowToStored(id)
-	case q.x.Principal() == nil:
+	case q.req.Principal == nil:
 		return true // The response may predate a restart of the router; only the engine knows.
 	}
 	q.refuseParam(front.UnknownResponse, "previous_response_id", unknownResponse(id), 0)
@@ -241,10 +241,11 @@ func (q *request) narrowToStored(id string) bool {
 }
 
 // serveStored forwards a request about a stored response to the engine that stored it.
-func (r *Runner) serveStored(x *front.Exchange) {
-	owner, id := ownerOf(x.Principal()), x.Stored.ID
+func (r *Runner) serveStored(x front.Exchange) {
+	req := x.Request()
+	owner, id := ownerOf(req.Principal), req.Stored.ID
 	rank := r.stored.find(owner, id, time.Now())
-	if rank == nil && x.Principal() == nil {
+	if rank == nil && req.Principal == nil {
 		rank = r.soleRank()
 	}
 	if rank == nil {
@@ -255,9 +256,9 @@ func (r *Runner) serveStored(x *front.Exchange) {
 	call := new(upstream.Call)
 	x.OnClientGone(call.Cancel)
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-		Method:   x.Stored.Method,
-		Path:     x.Stored.Path(),
-		Fields:   append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: x.RequestID}, x.HopField()),
+		Method:   req.Stored.Method,
+		Path:     req.Stored.Path(),
+		Fields:   append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: req.RequestID}, front.HopField(x)),
 		Deadline: time.Now().Add(opt.Timeouts.Decode),
 	}, call)
 	x.OnClientGone(nil)
@@ -278,7 +279,7 @@ func (r *Runner) serveStored(x *front.Exchange) {
 		storedErrorReason(x, rank, call, err)
 		return
 	}
-	if x.Stored.Method == "DELETE" && resp.Status < 300 {
+	if req.Stored.Method == "DELETE" && resp.Status < 300 {
 		r.stored.forget(owner, id)
 	}
 	body = family.RedactHandle(body)
@@ -286,7 +287,7 @@ func (r *Runner) serveStored(x *front.Exchange) {
 	x.Reply(resp, body)
 }
 
-func storedErrorReason(x *front.Exchange, rank *worker.Rank, call *upstream.Call, err error) {
+func storedErrorReason(x front.Exchange, rank *worker.Rank, call *upstream.Call, err error) {
 	if call.Cancelled() {
 		x.Error(front.ClientGone, "", "the client closed the connection before the answer", 0)
 		return

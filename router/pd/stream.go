@@ -67,8 +67,8 @@ func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Dur
 // relay passes the stream to the front, which relays it after the handler has returned.
 func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	s := &streamState{
-		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
-		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
+		legRecord: l.handOver(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
+		pass: q.req.Principal, received: toCompactTime(q.req.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
 		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
 		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
@@ -92,7 +92,7 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 		}
 		return
 	}
-	if q.x.Endpoint.Kind == front.ResponsesAPI && resp.Status == 200 && !isEventStream(resp) {
+	if q.req.Endpoint.Kind == front.ResponsesAPI && resp.Status == 200 && !isEventStream(resp) {
 		if seen, err := resp.Peek(); err == nil {
 			q.rememberResponse(seen, s.rank)
 		}
@@ -101,13 +101,13 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	if q.answerLease != nil {
 		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil
 	}
-	if n, ok := q.x.Doc.Int(jsonscan.KeyN); ok {
+	if n, ok := q.req.Doc.Int(jsonscan.KeyN); ok {
 		hooks.Choices = int(min(n, math.MaxInt32))
 	}
 	if c := q.newMigration(s, resp); c != nil {
 		s.migration = c
 		q.r.migratable.add(s)
-		hooks.Transcript, hooks.Usage = &c.Transcript, reqbody.WantsUsage(&q.x.Doc)
+		hooks.Transcript, hooks.Usage = &c.Transcript, reqbody.WantsUsage(&q.req.Doc)
 	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 		hooks.Rewrite = a.Events(&q.handover)
 	}

@@ -74,7 +74,7 @@ func (q *request) handleLostHandover(reason string) legEnd {
 	prefill, decode := q.handover.Prefill, q.handover.Decode
 	since := q.prefillLeg.handleAt
 	if q.handover.Handle == nil {
-		since = q.x.Received
+		since = q.req.Received
 	}
 	q.noteFallback("transfer_"+reason, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
 	q.prefillLeg.unwatch()
@@ -108,7 +108,7 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 func (q *request) finishTransfer(l *decodeLeg) schedule.Transfer {
 	w := q.prefillLeg.transfer
 	q.prefillLeg.transfer = nil
-	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
+	return q.r.finishTransfer(w, q.req.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 
 // minRateTokens is the minimum number of tokens of a transfer from which the router learns a rate.
