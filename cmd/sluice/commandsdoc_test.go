@@ -8,7 +8,9 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the list of docs/commands.md")
+// rewriteDocs reports whether the test is to write what it checks: the flag -rewrite, which package
+// harness defines.
+func rewriteDocs() bool { return flag.Lookup("rewrite").Value.String() == "true" }
 
 // TestCommandsDoc compares the list of docs/commands.md with the commands; -rewrite writes it. README.md
 // names every command.
@@ -43,7 +45,7 @@ func TestCommandsDoc(t *testing.T) {
 		list.WriteString("\n")
 	}
 	want := before + head + list.String() + "## " + after
-	if *rewrite {
+	if rewriteDocs() {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
