@@ -68,13 +68,13 @@ func TestReloadCommand(t *testing.T) {
 	none := text[:strings.Index(text, "workers:")] + "workers: []\n"
 	for _, args := range [][]string{{"--dry-run"}, nil} {
 		harness.WriteFile(t, path, none)
-		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file names no worker any more") {
+		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file contains no worker any more") {
 			t.Errorf("the last worker is taken out: %d\n%s", code, out)
 		}
 	}
 	testwait.UntilWithin(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
 		log := p.Stderr.String()
-		return strings.Count(log, `warning="the file names no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
+		return strings.Count(log, `warning="the file contains no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
 	})
 	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
 		t.Errorf("%d\n%s", code, out)
