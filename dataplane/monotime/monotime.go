@@ -1,7 +1,9 @@
 // Package monotime has a monotonic time of 8 bytes, for structures of which a process has thousands.
 //
-// Packages relay and eventloop keep the times of streams in it; fleet and kvevents use its clock. A
-// Time has no meaning outside of its process and must not be stored or sent.
+// There are two ways to measure time in a few bytes. A Time counts from the start of the process;
+// streams, legs and connections keep theirs in it. A Clock counts from its own start, inside a
+// synctest bubble too, where the time of the process lies decades ahead. Neither has a meaning
+// outside of its process, and neither may be stored or sent.
 package monotime
 
 import "time"
@@ -30,3 +32,18 @@ func (t Time) Time() time.Time {
 	}
 	return epoch.Add(time.Duration(t))
 }
+
+// Since returns the time elapsed since t.
+func (t Time) Since() time.Duration { return Uptime() - time.Duration(t) }
+
+// A Clock measures the time since it was started. The zero value has not been started.
+type Clock struct{ started time.Time }
+
+// StartClock returns a Clock that starts now.
+func StartClock() Clock { return Clock{time.Now()} }
+
+// Now returns the time since the start.
+func (c Clock) Now() time.Duration { return time.Since(c.started) }
+
+// At returns the point in time at which Now was d.
+func (c Clock) At(d time.Duration) time.Time { return c.started.Add(d) }

@@ -2,6 +2,7 @@ package monotime
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -27,4 +28,25 @@ func TestUptime(t *testing.T) {
 	if up < time.Duration(before) || up > time.Duration(after) {
 		t.Errorf("Uptime is %v between the times %v and %v", up, time.Duration(before), time.Duration(after))
 	}
+}
+
+func TestSince(t *testing.T) {
+	at := Of(time.Now().Add(-time.Minute))
+	if d := at.Since(); d < time.Minute || d > time.Minute+10*time.Second {
+		t.Errorf("a minute ago is %v ago", d)
+	}
+}
+
+func TestClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		c := StartClock()
+		time.Sleep(time.Minute)
+		if now := c.Now(); now != time.Minute {
+			t.Errorf("a minute after its start the clock shows %v", now)
+		}
+		if at := c.At(time.Second); !at.Equal(began.Add(time.Second)) {
+			t.Errorf("one second on the clock was at %v; want a second after %v", at, began)
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/rawsocket"
 )
@@ -249,7 +250,7 @@ func (c *conn) extendDeadline(t time.Duration) bool {
 func (c *conn) setReadDeadline(t time.Duration) {
 	var at time.Time
 	if t != 0 {
-		at = epoch.Add(t)
+		at = monotime.Time(t).Time()
 	}
 	c.deadlineSet = t
 	_ = c.nc.SetReadDeadline(at) // fails only on a closed connection, which the read reports
@@ -437,7 +438,7 @@ func (c *conn) write(size int, t time.Duration) error {
 		if c.raw != nil {
 			by = min(by, now()+earlyRefusalCheck)
 		}
-		_ = c.nc.SetWriteDeadline(epoch.Add(by))
+		_ = c.nc.SetWriteDeadline(monotime.Time(by).Time())
 		if _, ok := c.nc.(*os.File); ok && len(c.out) > 1 {
 			err = writeVector(c.raw, &c.out)
 		} else {

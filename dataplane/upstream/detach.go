@@ -3,6 +3,8 @@ package upstream
 import (
 	"io"
 	"time"
+
+	"sluice/dataplane/monotime"
 )
 
 // Detachment is the place of one Detach in its Call. It is used once, so that a late Cancel notices
@@ -45,7 +47,7 @@ func (r *Response) Detach(l *Detachment, by Canceller) (fd int, deadline time.Ti
 	}
 	c.detachedLeg = newLeg
 	if r.deadline != 0 {
-		deadline = epoch.Add(r.deadline)
+		deadline = monotime.Time(r.deadline).Time()
 	}
 	return int(c.fd), deadline, true
 }

@@ -3,6 +3,8 @@ package upstream
 import (
 	"os"
 	"time"
+
+	"sluice/dataplane/monotime"
 )
 
 // lingeringConn keeps a closed connection open by a descriptor of its own. The zero value keeps
@@ -51,7 +53,7 @@ func (l lingeringConn) run() {
 	defer l.ep.open.Add(-1)
 	file := os.NewFile(uintptr(l.fd), "engine")
 	defer file.Close()
-	deadline := epoch.Add(l.deadline)
+	deadline := monotime.Time(l.deadline).Time()
 	if file.SetReadDeadline(deadline) != nil { // Go's poller refused it
 		time.Sleep(time.Until(deadline))
 		return

@@ -6,15 +6,13 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 )
 
-// epoch is the zero of the package's clock. A duration since it costs one read of the monotonic
-// clock, time.Now two.
-var epoch = time.Now()
-
-// now returns the monotonic time since epoch.
-func now() time.Duration { return time.Since(epoch) }
+// now returns the monotonic time of the process. It reads the monotonic clock only; time.Now reads
+// the wall clock too.
+func now() time.Duration { return monotime.Uptime() }
 
 // setAgeLimit records when c was made, and a jitter of its maximum age, so that connections made
 // together are not all replaced at once.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sluice/dataplane/ascii"
+	"sluice/dataplane/monotime"
 )
 
 // Field is one header line.
@@ -73,7 +74,7 @@ func (r *Request) deadline() time.Duration {
 	if r.Deadline.IsZero() {
 		return 0
 	}
-	return max(r.Deadline.Sub(epoch), 1)
+	return max(time.Duration(monotime.Of(r.Deadline)), 1)
 }
 
 // appendHead appends the request head.

@@ -7,6 +7,7 @@ import (
 
 	"sluice/dataplane/ascii"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 )
 
 // The ContentLength of a response without one.
@@ -65,7 +66,7 @@ func (r *Response) SetDeadline(t time.Time) {
 	if t.IsZero() {
 		return
 	}
-	if d := max(t.Sub(epoch), 1); r.deadline == 0 || d < r.deadline {
+	if d := max(time.Duration(monotime.Of(t)), 1); r.deadline == 0 || d < r.deadline {
 		r.deadline = d
 	}
 }
@@ -101,7 +102,7 @@ func (r *Response) VisitHeaders(f func(name, value []byte)) {
 func (r *Response) SetReadDeadline(t time.Time) error {
 	r.readDeadline = 0
 	if !t.IsZero() {
-		r.readDeadline = max(t.Sub(epoch), 1)
+		r.readDeadline = max(time.Duration(monotime.Of(t)), 1)
 	}
 	return nil
 }

@@ -3,6 +3,8 @@ package fleet
 import (
 	"sync/atomic"
 	"time"
+
+	"sluice/dataplane/monotime"
 )
 
 // retryBudget is a pool's budget of retries: each request credits a fraction of one, time credits a
@@ -14,9 +16,9 @@ import (
 // waits.
 type retryBudget struct {
 	balance       atomic.Int64
-	creditedUntil atomic.Int64 // ns since began up to which time was credited
+	creditedUntil atomic.Int64 // ns on clock up to which time was credited
 
-	began time.Time
+	clock monotime.Clock
 	rate  atomic.Pointer[budgetRate]
 }
 
@@ -45,7 +47,7 @@ func newBudgetRate(p *Settings) *budgetRate {
 }
 
 func newBudget(p *Settings) *retryBudget {
-	b := &retryBudget{began: time.Now()}
+	b := &retryBudget{clock: monotime.StartClock()}
 	b.rate.Store(newBudgetRate(p))
 	b.balance.Store(int64(max(p.RetryPerSecond, 0) * budgetSeconds * oneRetry))
 	return b
@@ -103,7 +105,7 @@ func (b *retryBudget) credit() {
 	if to.interval == 0 {
 		return
 	}
-	now, credited := int64(time.Since(b.began)), b.creditedUntil.Load()
+	now, credited := int64(b.clock.Now()), b.creditedUntil.Load()
 	n := (now - credited) / to.interval
 	if n <= 0 || !b.creditedUntil.CompareAndSwap(credited, credited+n*to.interval) {
 		return

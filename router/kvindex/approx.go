@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sluice/dataplane/monotime"
 	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
@@ -34,7 +35,7 @@ type ApproxOptions struct {
 type Approx struct {
 	max          int64
 	ttl          atomic.Int64 // ns
-	start        time.Time
+	clock        monotime.Clock
 	index        *radix
 	observations atomic.Int64
 	blocks       atomic.Int64  // blocks of all observations
@@ -82,7 +83,7 @@ const noObservation = math.MaxInt64
 type observation struct {
 	span
 	first        blockhash.Seq
-	at           time.Duration // since Approx.start
+	at           time.Duration // on Approx.clock
 	older, newer uint32
 	slot         worker.Slot
 	// unconfirmed: sent by one request and not yet expected by another.
@@ -110,7 +111,7 @@ func NewApprox(opt ApproxOptions) *Approx {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = 256 << 20
 	}
-	a := &Approx{max: opt.MaxBytes, start: time.Now()}
+	a := &Approx{max: opt.MaxBytes, clock: monotime.StartClock()}
 	a.SetTTL(opt.TTL)
 	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
 	a.index.max, a.index.ownerPlaces = math.MaxInt64, true // this type bounds the memory, together with its observations
@@ -145,7 +146,7 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	if slot >= worker.MaxSlots || len(seqs) == 0 {
 		return
 	}
-	now := time.Since(a.start)
+	now := a.clock.Now()
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
@@ -190,7 +191,7 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	if slot >= worker.MaxSlots || len(seqs) == 0 {
 		return
 	}
-	now := time.Since(a.start)
+	now := a.clock.Now()
 	cachedBlocks = min(max(cachedBlocks, 0), len(seqs))
 	s := a.shard(seqs[0])
 	s.mu.Lock()
@@ -242,7 +243,7 @@ func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 
 // markGaps records that from now on there may be blocks that their predecessors do not lead to. All
 // of them were seen before now.
-func (s *approxShard) markGaps() { s.gapsSince = time.Since(s.approx.start) }
+func (s *approxShard) markGaps() { s.gapsSince = s.approx.clock.Now() }
 
 // hasGaps reports whether there may still be such blocks.
 func (s *approxShard) hasGaps() bool { return s.first != 0 && s.seen.at(s.first).at <= s.gapsSince }
@@ -251,7 +252,7 @@ func (s *approxShard) hasGaps() bool { return s.first != 0 && s.seen.at(s.first)
 // many of them; the result may then still contain them.
 func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 	if len(seqs) > 0 {
-		now := time.Since(a.start)
+		now := a.clock.Now()
 		if s := a.shard(seqs[0]); s.stale(now) && s.mu.TryLock() {
 			s.expire(now)
 			s.unlock()

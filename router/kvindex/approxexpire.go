@@ -65,9 +65,9 @@ func (a *Approx) startSweep(s *approxShard, now time.Duration) {
 func (a *Approx) sweep() {
 	defer a.sweeping.Store(false)
 	for i := range a.shards {
-		for s := &a.shards[i]; s.stale(time.Since(a.start)); {
+		for s := &a.shards[i]; s.stale(a.clock.Now()); {
 			s.mu.Lock()
-			s.expire(time.Since(a.start))
+			s.expire(a.clock.Now())
 			s.unlock()
 			yield()
 		}

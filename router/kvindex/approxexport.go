@@ -1,8 +1,6 @@
 package kvindex
 
 import (
-	"time"
-
 	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
@@ -63,7 +61,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
 		return res
 	}
-	now := time.Since(a.start)
+	now := a.clock.Now()
 	s := a.shard(x.Seqs[0])
 	s.mu.Lock()
 	var parent uint32

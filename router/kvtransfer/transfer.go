@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 	"sluice/nixl"
 	"sluice/router/kvtransfer/completion"
@@ -26,18 +27,14 @@ type Transfer struct {
 	call    atomic.Pointer[upstream.Call]
 	lost    atomic.Bool // a tier reported the loss, or the request's goroutine has seen the call cancelled
 	stalled atomic.Bool
-	stallAt atomic.Int64 // relative to clock; 0: stalls are not detected
+	stallAt atomic.Int64 // a monotime.Time; 0: stalls are not detected
 
-	lingerUntil atomic.Int64 // relative to clock, when CloseOnReport gives up; 0: it is not waiting
+	lingerUntil atomic.Int64 // a monotime.Time: when CloseOnReport gives up; 0: it is not waiting
 	onReport    func(completion.Result)
 }
 
 // cancelledCall is the value of Transfer.call after the call was cancelled.
 var cancelledCall = new(upstream.Call)
-
-// clock is the reference for stallAt and lingerUntil. Its monotonic reading makes them
-// independent of changes of the wall clock.
-var clock = time.Now()
 
 // slotSlack is how long a slot outlives the maximum duration of its request.
 const slotSlack = time.Minute
@@ -109,7 +106,7 @@ func (t *Transfer) Guard(call *upstream.Call, stall time.Duration) {
 	if stall <= 0 {
 		return
 	}
-	t.stallAt.Store(int64(time.Since(clock)+stall) | 1)
+	t.stallAt.Store(int64(monotime.Uptime()+stall) | 1)
 	t.watcher.sweeper.Wake()
 }
 
@@ -123,7 +120,7 @@ func (t *Transfer) check(now time.Time) (active bool) {
 	if at == 0 {
 		return t.checkStall(now)
 	}
-	if r := t.expected.Result(); r.State == completion.Pending && !r.LeaseExpired && int64(now.Sub(clock)) < at {
+	if r := t.expected.Result(); r.State == completion.Pending && !r.LeaseExpired && int64(monotime.Of(now)) < at {
 		return true
 	}
 	onReport := t.onReport
@@ -138,7 +135,7 @@ func (t *Transfer) check(now time.Time) (active bool) {
 // opened for another request meanwhile; stallAt then has another value and the swap fails.
 func (t *Transfer) checkStall(now time.Time) (active bool) {
 	at, call := t.stallAt.Load(), t.call.Load()
-	if at == 0 || int64(now.Sub(clock)) < at {
+	if at == 0 || int64(monotime.Of(now)) < at {
 		return at != 0
 	}
 	if t.expected.Result().State != completion.Pending || !t.stallAt.CompareAndSwap(at, 0) {
@@ -254,7 +251,7 @@ func (t *Transfer) CloseOnReport(onReport func(completion.Result)) bool {
 	}
 	t.Unguard()
 	t.onReport = onReport
-	t.lingerUntil.Store(int64(time.Since(clock)+lingerFor) | 1)
+	t.lingerUntil.Store(int64(monotime.Uptime()+lingerFor) | 1)
 	t.watcher.sweeper.Wake()
 	return true
 }

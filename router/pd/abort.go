@@ -58,7 +58,7 @@ func (q *request) keepsAbortRule() bool {
 // because the router does not know yet when prefill answers.
 func (q *request) armDecodeAbort() (onGone func()) {
 	l := &q.decodeLeg
-	began := l.began.time()
+	began := l.began.Time()
 	by := began.Add(q.pd.Lease)
 	if q.concurrent == nil {
 		by = q.leaseDeadline()

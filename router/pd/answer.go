@@ -143,7 +143,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 		}
 	}
 	q.setWorkerHeaders(l)
-	q.replyAnswer(l, resp, l.began.time().Add(elapsed))
+	q.replyAnswer(l, resp, l.began.Time().Add(elapsed))
 	return legAnswered
 }
 

@@ -143,7 +143,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	b.call.Reset()
 	b.decode.Reset()
 	b.req.Group, b.req.Tokens = q.settings.Fleet.Calls(rank), q.prompt.Count
-	b.req.Deadline = b.began.time().Add(q.settings.Timeouts.Prefill)
+	b.req.Deadline = b.began.Time().Add(q.settings.Timeouts.Prefill)
 	if keys := q.approxKeys(rank); keys != nil {
 		b.buffers.keys = append(b.buffers.keys[:0], keys...)
 		b.keys = b.buffers.keys
@@ -275,7 +275,7 @@ func (b *concurrentPrefill) checkPeerInfo() {
 		b.failed, b.err = true, err
 		return
 	}
-	b.settings.r.reportEngineID(p, b.began.time())
+	b.settings.r.reportEngineID(p, b.began.Time())
 	b.buffers.peerInfo = learner.LearnPeerInfo(b.buffers.peerInfo[:0], p)
 	if text := b.buffers.peerInfo; string(text) != b.peerInfo {
 		b.settings.r.peerInfos.store(b.rank, text)
@@ -460,7 +460,7 @@ func (q *request) handleConcurrentFailure(l *decodeLeg, err error) legEnd {
 	f := q.recordFailure(rank, "decode", err)
 	l.completeAfter(string(f.reason), elapsed)
 	q.releaseKVDetached(rank)
-	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began.time()))
+	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began.Time()))
 }
 
 // errTransfer reports that the KV did not arrive at a healthy decode engine.

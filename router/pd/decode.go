@@ -72,7 +72,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		case q.mayResend(kind, f, try):
 			opt.Observer.Retried(kind) // same handle and id, because no engine has seen them
 		default:
-			return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.time()))
+			return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.Time()))
 		}
 	}
 }
@@ -171,7 +171,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 // callDecode sends the leg and waits for the response head. The abort rule of abort.PhaseDecode is armed
 // during that time.
 func (q *request) callDecode(l *decodeLeg) (*upstream.Response, error) {
-	rank, call, began := l.rank, l.call, l.began.time()
+	rank, call, began := l.rank, l.call, l.began.Time()
 	q.legRequest.Reset()
 	q.acquireSlot(l)
 	q.decodeByFamily = q.handover.Handle != nil || q.concurrent != nil || q.handover.Trial

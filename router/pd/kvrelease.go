@@ -38,7 +38,7 @@ func (q *request) releaseKV() {
 		stream := q.legRequest.LimitForKVRelease(&q.handover)
 		l := legRecord{settings: q.settings, rank: rank, reservation: choice.Reservation, kind: schedule.DecodeLeg}
 		l.start()
-		by := l.began.time().Add(opt.Timeouts.Decode)
+		by := l.began.Time().Add(opt.Timeouts.Decode)
 		if end := q.leaseDeadline(); end.Before(by) {
 			by = end
 		}

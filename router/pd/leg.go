@@ -3,6 +3,7 @@ package pd
 import (
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/sidechannel"
@@ -19,7 +20,7 @@ type legRecord struct {
 	settings    *settings // of the request for which the call is made
 	rank        *worker.Rank
 	reservation *schedule.Reservation // nil after release
-	began       compactTime
+	began       monotime.Time
 	predicted   int32 // number of prompt tokens that the rank should have cached
 	status      int16 // HTTP status of the engine's response; 0 if none arrived
 	kind        schedule.LegKind
@@ -28,7 +29,7 @@ type legRecord struct {
 
 // start opens the account of a leg that is about to be sent.
 func (l *legRecord) start() {
-	l.began, l.completed = toCompactTime(time.Now()), false
+	l.began, l.completed = monotime.Of(time.Now()), false
 	l.settings.Observer.LegStarted(l.kind, l.rank.ID)
 }
 
@@ -58,7 +59,7 @@ func (l *legRecord) end(outcome string) {
 }
 
 // elapsed returns the time since the leg was sent.
-func (l *legRecord) elapsed() time.Duration { return l.began.since() }
+func (l *legRecord) elapsed() time.Duration { return l.began.Since() }
 
 // leg is an engine call that a request's goroutine drives. A request has one for prefill and one for
 // the other kinds. Each serves one engine call after another, and passes its memory to the next

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/transcript"
 	"sluice/dataplane/upstream"
@@ -25,7 +26,7 @@ type streamMigration struct {
 	migration.State
 	model    string
 	salt     blockhash.Salt
-	deadline compactTime     // of the decode leg, on every engine
+	deadline monotime.Time   // of the decode leg, on every engine
 	extra    *migrationExtra // nil if the stream needs none of it
 	attempt  int32
 	suspects int16
@@ -143,7 +144,7 @@ func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamM
 	}
 	c := &streamMigration{
 		model: q.pool.Model, salt: q.salt,
-		suspects: int16(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
+		suspects: int16(q.suspects), attempt: int32(q.attempt), deadline: monotime.Of(q.earlierDeadline(q.decodeDeadline(s.began.Time()))),
 	}
 	c.Init(&q.template, kind, q.maxTokens, front.AppendPassedHops(q.x.ForwardFields(q.fields[:0]), q.x))
 	ready := "ready"
@@ -190,7 +191,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	case reason != "":
 	case !draining && !continued && (int(c.moves) >= opt.Migration.Max || int(c.suspects) > opt.Migration.Max):
 		reason = "limit"
-	case time.Now().After(c.deadline.time()):
+	case time.Now().After(c.deadline.Time()):
 		reason = "deadline"
 	case c.TextOnly:
 		if reason = s.retokenize(client); reason == "retokenized" {

@@ -45,7 +45,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 
 	l := q.startPrefill(&choice)
 	defer l.release()
-	began := l.began.time()
+	began := l.began.Time()
 	q.armAbort(abort.PhasePrefill)
 	status, resp, err := q.callPrefill(l)
 	q.disarmAbort()
@@ -176,7 +176,7 @@ func (q *request) callPrefill(l *prefillLeg) (int, *upstream.Response, error) {
 		Path:     q.legPath(),
 		Fields:   q.legHeaders(l.rank),
 		Body:     q.legBody(),
-		Deadline: l.began.time().Add(q.settings.Timeouts.Prefill),
+		Deadline: l.began.Time().Add(q.settings.Timeouts.Prefill),
 		Group:    q.settings.Fleet.Calls(l.rank),
 		Tokens:   q.prompt.Count,
 		Prefill:  true,

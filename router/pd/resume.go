@@ -53,7 +53,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 	q.r, q.settings, q.id, q.model, q.stream = opt.r, opt, s.requestID, c.model, true
 	defer q.recycle()
 	t := &resumption{ClientGoneNotifier: client}
-	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.time()
+	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.Time()
 	q.steering = c.getExtra().steering
 
 	mayWait := cause != relay.Cancelled // on a drain the current engine still works, so the stream can stay there

@@ -43,7 +43,7 @@ func (s *streamState) tokenizer() *worker.Rank {
 func (s *streamState) postTokenize(client front.ClientGoneNotifier, rank *worker.Rank, body []byte) []byte {
 	opt := s.settings
 	by := time.Now().Add(opt.Migration.TokenizeWait)
-	if end := s.migration.deadline.time(); end.Before(by) {
+	if end := s.migration.deadline.Time(); end.Before(by) {
 		by = end
 	}
 	var call upstream.Call

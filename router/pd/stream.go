@@ -6,11 +6,11 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
@@ -29,7 +29,7 @@ type streamState struct {
 	endpoint       *front.Endpoint
 	client         [16]byte        // its address, zero if unknown; 16 bytes where a netip.Addr has 24
 	pass           front.Principal // nil if the router requires no keys
-	received       compactTime
+	received       monotime.Time
 	tokens         int32 // number of prompt tokens
 	reservedTokens int32 // quota tokens reserved from the client's key
 	// prefillCached is the number of tokens that the engine of a prefill leg found cached, -1 if
@@ -52,23 +52,11 @@ type streamState struct {
 	indexedWorker *worker.Worker     // the worker under which Runner.migratable lists the stream
 }
 
-// compactTime is a time relative to the start of the package. It is a third of the size of a
-// time.Time.
-type compactTime time.Duration
-
-var epoch = time.Now()
-
-func toCompactTime(t time.Time) compactTime { return compactTime(t.Sub(epoch)) }
-
-func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
-
-func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
-
 // relay passes the stream to the front, which relays it after the handler has returned.
 func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	s := &streamState{
 		legRecord: l.handOver(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
-		pass: q.req.Principal, received: toCompactTime(q.req.Received),
+		pass: q.req.Principal, received: monotime.Of(q.req.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
 		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
 		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
@@ -131,7 +119,7 @@ func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
 	s.kv.On(abort.Decoded)
 	s.reservation.PrefillDone()
-	s.settings.Observer.FirstToken(s.endpoint.Path, s.received.since())
+	s.settings.Observer.FirstToken(s.endpoint.Path, s.received.Since())
 }
 
 // Done implements front.Doner. The engine has finished the work, even if it ends its response
@@ -186,7 +174,7 @@ func (s *streamState) Ended(res relay.Result) {
 	opt.Observer.Streamed(s.endpoint.Path, &res)
 	out := schedule.Outcome{
 		Status: int(s.status), CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
-		OutputTokens: max(res.Usage.Completion, 0), Total: s.received.since(),
+		OutputTokens: max(res.Usage.Completion, 0), Total: s.received.Since(),
 	}
 	if outcome != "ok" {
 		out.Reason = outcome
@@ -198,7 +186,7 @@ func (s *streamState) Ended(res relay.Result) {
 		out.Transfer = *s.endedTransfer
 	}
 	if !res.FirstToken.IsZero() {
-		out.TTFT = res.FirstToken.Sub(s.received.time())
+		out.TTFT = res.FirstToken.Sub(s.received.Time())
 	}
 	if s.prefilled {
 		out.CachedTokens = int(s.prefillCached)

@@ -156,7 +156,7 @@ func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 
 // export copies the record. The caller holds its mutex.
 func (r *record) export(s *Scheduler) Record {
-	rec := Record{RequestID: string(r.id()), Started: s.started.Add(time.Duration(r.started)), Policy: s.Policy(), Dropped: int(r.droppedDecisions),
+	rec := Record{RequestID: string(r.id()), Started: s.clock.At(time.Duration(r.started)), Policy: s.Policy(), Dropped: int(r.droppedDecisions),
 		Decisions: make([]Decision, 0, r.decisions)}
 	var d decision
 	var terms []candidateState

@@ -113,7 +113,7 @@ func (res *Reservation) Remaining() time.Duration {
 		return 0
 	}
 	total := time.Duration(res.tokensBefore+res.prefill) * time.Duration(res.s.rates.price(res.rank, worker.Prefilling))
-	return total - (time.Since(res.s.started) - time.Duration(res.started))
+	return total - time.Duration(res.s.now()-res.started)
 }
 
 // PrefillDone removes the prefill work from the rank: the first token has arrived. Do not call it
@@ -123,7 +123,7 @@ func (res *Reservation) PrefillDone() {
 		return
 	}
 	res.computed = res.rank.Computed.Add(res.prefill)
-	res.first.Store(int64(time.Since(res.s.started)))
+	res.first.Store(res.s.now())
 	res.releasePrefill()
 }
 
@@ -178,6 +178,6 @@ func (res *Reservation) Release() {
 	}
 	res.rank.Requests.Add(-1)
 	if old&prefillDone != 0 {
-		res.s.observe(res, int64(time.Since(res.s.started)))
+		res.s.observe(res, res.s.now())
 	}
 }

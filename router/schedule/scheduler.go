@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/router/blockhash"
 	"sluice/router/worker"
@@ -51,7 +52,7 @@ type Scheduler struct {
 	load         *loadCounters
 	ended        func(string, Outcome)
 	indexes      candidateIndexes
-	started      time.Time
+	clock        monotime.Clock // of all times in ns
 	seed         atomic.Uint64
 	expiredAt    atomic.Int64           // when small pools were last checked for expired rates
 	nextTurn     [numLegs]atomic.Uint64 // round robin; per leg, because two legs over two workers each would otherwise always meet the same
@@ -98,7 +99,7 @@ type scratch struct {
 
 // New returns a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{inFlight: newInFlightTable(), started: time.Now(), ended: opt.OnEnd}
+	s := &Scheduler{inFlight: newInFlightTable(), clock: monotime.StartClock(), ended: opt.OnEnd}
 	s.rates.init()
 	s.Reload(opt)
 	s.load = new(loadCounters)
@@ -203,7 +204,7 @@ func (s *Scheduler) Forget(slot worker.Slot) {
 }
 
 // now is the scheduler's clock, ns since its start.
-func (s *Scheduler) now() int64 { return int64(time.Since(s.started)) }
+func (s *Scheduler) now() int64 { return int64(s.clock.Now()) }
 
 // ignoresLoad reports whether the policy ignores load, so that there is no race to lose.
 func (s *Scheduler) ignoresLoad() bool {
