@@ -54,7 +54,7 @@ var engineFailures = []struct {
 	{"reset", func(nc net.Conn, _ *upstream.Call) { _ = nc.(*net.TCPConn).SetLinger(0); _ = nc.Close() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
 	{"broken framing", func(nc net.Conn, _ *upstream.Call) { _, _ = io.WriteString(nc, "nonsense\r\n") }, relay.EngineMalformed, "the engine sent a malformed stream", 502},
 	{"cut by the router", func(_ net.Conn, call *upstream.Call) { call.Cancel() }, relay.Cancelled, "the router ended the stream: another part of this request failed", 502},
-	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine sent nothing more of the stream for too long", 504},
+	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine sent nothing for too long", 504},
 }
 
 // relayFrom starts a router that relays a response of e, and reports its call and its end.

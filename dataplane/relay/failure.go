@@ -14,7 +14,7 @@ var failures = map[Cause]sse.Failure{
 	ClientGone:       {Message: "the client closed its side of the connection, which ends the request", Code: 499},
 	Cancelled:        {Message: "the router ended the stream: another part of this request failed", Code: 502},
 	Drained:          {Message: "the router is shutting down; send the request again", Code: 503},
-	EngineStalled:    {Message: "the engine sent nothing more of the stream for too long", Code: 504},
+	EngineStalled:    {Message: "the engine sent nothing for too long", Code: 504},
 	Deadline:         {Message: "the request's deadline has passed", Code: 504},
 	EngineMalformed:  {Message: "the engine sent a malformed stream", Code: 502},
 	BudgetExhausted:  {Message: "the memory budget (limits.memory_budget) is exhausted; send the request again", Code: 503},

@@ -54,7 +54,7 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
 	if err != nil {
-		return nil, fmt.Errorf("admin: cannot ask %q: %w", path, err)
+		return nil, fmt.Errorf("admin: cannot request %q: %w", path, err)
 	}
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	resp, err := c.http.Do(req)
@@ -63,7 +63,7 @@ func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 		if errors.As(err, &op) && op.Op == "dial" {
 			return nil, fmt.Errorf("admin: cannot reach the router at %s: %w", c.base, op.Err)
 		}
-		return nil, fmt.Errorf("admin: cannot ask %q: %w", path, err)
+		return nil, fmt.Errorf("admin: cannot request %q: %w", path, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
@@ -95,7 +95,7 @@ func responseError(resp *http.Response, body []byte, path string) error {
 func (c *Client) Record(ctx context.Context) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/admin/v1/record", nil)
 	if err != nil {
-		return nil, fmt.Errorf("admin: cannot ask for a recording: %w", err)
+		return nil, fmt.Errorf("admin: cannot request a recording: %w", err)
 	}
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	endless := *c.http
@@ -106,7 +106,7 @@ func (c *Client) Record(ctx context.Context) (io.ReadCloser, error) {
 		if errors.As(err, &op) && op.Op == "dial" {
 			return nil, fmt.Errorf("admin: cannot reach the router at %s: %w", c.base, op.Err)
 		}
-		return nil, fmt.Errorf("admin: cannot ask for a recording: %w", err)
+		return nil, fmt.Errorf("admin: cannot request a recording: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()

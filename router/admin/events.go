@@ -199,7 +199,7 @@ func (h *hub) close() {
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	sub, ok := s.hub.subscribe()
 	if !ok {
-		fail(w, http.StatusServiceUnavailable, "too_many_listeners", "the event stream is at its limit of listeners; close one")
+		fail(w, http.StatusServiceUnavailable, "too_many_listeners", "the event stream has the maximum number of listeners; close one of them")
 		return
 	}
 	defer s.hub.unsubscribe(sub)

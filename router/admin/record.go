@@ -46,7 +46,7 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 	active, err := s.opt.Recorder.Start(sink)
 	if errors.Is(err, recording.ErrBusy) {
 		w.Header().Del("Content-Type")
-		fail(w, http.StatusConflict, "recording_already", "this router is being recorded already, by recording.dir in its configuration or by another sluice record")
+		fail(w, http.StatusConflict, "recording_already", "a recording is already active, by recording.dir in the configuration or by another sluice record")
 		return
 	}
 	s.log.Info("recording started by the admin API")

@@ -40,7 +40,7 @@ func init() {
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
 		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},
-		{"GET", "/admin/v1/transfers", "the tiers of transfer notifications with their state and reason, and what was measured between ranks", false, (*Server).transfers},
+		{"GET", "/admin/v1/transfers", "the tiers of transfer notifications with their state and reason, and the measurements between ranks", false, (*Server).transfers},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop sending requests to a worker; ?on=false ends the drain", false, (*Server).drain},
 		{"GET", "/admin/v1/explain/{id}", "the explain record of a request", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
@@ -134,7 +134,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		id = r.URL.Query().Get("id")
 	}
 	if id == "" {
-		fail(w, http.StatusBadRequest, "bad_parameter", "want a request's id, as in its X-Request-Id header")
+		fail(w, http.StatusBadRequest, "bad_parameter", "the id is missing; want a request's id, as in its X-Request-Id header")
 		return
 	}
 	body, ok := s.opt.Scheduler.Explain(id)
@@ -197,7 +197,7 @@ func (s *Server) transfers(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	if s.opt.Health == nil {
-		fail(w, http.StatusNotFound, "no_health", "this router has no page about its health")
+		fail(w, http.StatusNotFound, "no_health", "this router has no health page")
 		return
 	}
 	status, body := s.opt.Health()
@@ -228,7 +228,7 @@ func masked(v any) (any, error) {
 	}
 	var plain any
 	if err := yaml.Unmarshal(b, &plain); err != nil {
-		return nil, errors.New("admin: cannot show the configuration: it does not read back")
+		return nil, errors.New("admin: cannot show the configuration: its YAML cannot be parsed again")
 	}
 	plain = maskValue(plain)
 	if _, err := json.Marshal(plain); err != nil {

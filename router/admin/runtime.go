@@ -45,7 +45,7 @@ func DefaultRuntimeFile(address string) string {
 func WriteRuntimeFile(path string, rt Runtime) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("admin: cannot make the folder of runtime file %q: %w; name another with admin.runtime_file", path, err)
+		return fmt.Errorf("admin: cannot create the folder of runtime file %q: %w; name another with admin.runtime_file", path, err)
 	}
 	if dir == RuntimeDir() {
 		if err := checkOwner(dir, 0o077); err != nil {
@@ -80,7 +80,7 @@ func WriteRuntimeFile(path string, rt Runtime) error {
 func checkOwner(path string, forbidden fs.FileMode) error {
 	st, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("admin: cannot look at %q: %w", path, err)
+		return fmt.Errorf("admin: cannot stat %q: %w", path, err)
 	}
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if ok && int(sys.Uid) != os.Getuid() {

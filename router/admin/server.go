@@ -133,7 +133,7 @@ func New(opt Options) (*Server, error) {
 	ln := opt.Listener
 	if ln == nil {
 		if ln, err = net.Listen("tcp", opt.Listen); err != nil {
-			return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", opt.Listen, err)
+			return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 selects a free one, off turns it off", opt.Listen, err)
 		}
 	} else if err := checkLoopback(ln.Addr().String()); err != nil {
 		return nil, err

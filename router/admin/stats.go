@@ -205,7 +205,7 @@ func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) comparedStats(w http.ResponseWriter, r *http.Request) {
 	if s.comparedSampler == nil {
-		fail(w, http.StatusNotFound, "no_comparison", "this router has no other to be compared with; `sluice demo` runs one")
+		fail(w, http.StatusNotFound, "no_comparison", "this router compares itself with no other policy; `sluice demo` does")
 		return
 	}
 	s.answerStats(w, r, s.comparedSampler, s.opt.Compared.Name)

@@ -27,7 +27,7 @@ type wireSockets struct {
 	handingOver bool // a hot restart is passing listeners to the new process: add none
 }
 
-var errHandingOver = errors.New("another process is taking this one's place")
+var errHandingOver = errors.New("another process is replacing this one")
 
 // open binds an endpoint and passes its listener to serve. It returns errHandingOver while a
 // hot restart passes the listeners to the new process.

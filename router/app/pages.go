@@ -190,7 +190,7 @@ func (p *pages) minWorkersReason(workers []*worker.Worker) string {
 	}
 	if p.startupDone.CompareAndSwap(false, true) {
 		if ready < required {
-			p.r.log.Warn("started with fewer workers than asked for", "ready", ready, "min_workers", required, "start_timeout", limit)
+			p.r.log.Warn("started with fewer workers than fleet.min_workers", "ready", ready, "min_workers", required, "start_timeout", limit)
 		} else {
 			p.r.log.Info("started", "ready", ready, "min_workers", required)
 		}

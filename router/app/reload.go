@@ -77,7 +77,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	defer r.reloads.Unlock()
 	defer func() {
 		if err != nil {
-			r.log.Error("the configuration was not reloaded; the present one stays in effect", "file", r.cfg.Path(), "error", err)
+			r.log.Error("the configuration was not reloaded; the current one stays in effect", "file", r.cfg.Path(), "error", err)
 		}
 	}()
 	path := r.cfg.Path()
@@ -139,7 +139,7 @@ func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 	select {
 	case r.fileSource <- discovery.Text{Bytes: text, Done: done}:
 	case <-limit.C:
-		return fmt.Errorf("not taken over within %s", applyTimeout)
+		return fmt.Errorf("not applied within %s", applyTimeout)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -147,7 +147,7 @@ func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 	case err := <-done:
 		return err
 	case <-limit.C:
-		return fmt.Errorf("not taken over within %s", applyTimeout)
+		return fmt.Errorf("not applied within %s", applyTimeout)
 	}
 }
 
@@ -171,6 +171,6 @@ func (r *Router) reloadLists(next *config.Config) {
 		break
 	}
 	if len(otherFields) > 0 {
-		r.log.Warn("the configuration has fields that are not in effect: sluice reload takes over what it can, sluice restart all", "file", r.cfg.Path(), "fields", otherFields)
+		r.log.Warn("the configuration has fields that are not in effect: sluice reload applies those that it can, sluice restart all", "file", r.cfg.Path(), "fields", otherFields)
 	}
 }

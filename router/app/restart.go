@@ -46,7 +46,7 @@ type restartState struct {
 func (r *Router) readRestartState() error {
 	if text := r.inherited.State(); len(text) > 0 {
 		if err := json.Unmarshal(text, &r.previous); err != nil {
-			return fmt.Errorf("cannot read what the router before this one left: %w", err)
+			return fmt.Errorf("cannot read the state of the previous process: %w", err)
 		}
 	}
 	return nil
@@ -60,7 +60,7 @@ func (r *Router) knownWorkers() []registration.KnownWorker {
 		return nil
 	}
 	if !slices.Equal(r.previous.Networks, r.cfg.Register.Networks) {
-		r.log.Info("registration.networks changed: registered workers are not taken over, they register again", "workers", len(r.previous.RegisteredWorkers))
+		r.log.Info("registration.networks changed: registered workers are not inherited; they register again", "workers", len(r.previous.RegisteredWorkers))
 		return nil
 	}
 	return r.previous.RegisteredWorkers
@@ -72,14 +72,14 @@ func (r *Router) knownWorkers() []registration.KnownWorker {
 // this process (drainReplaced) and returns. After an error this process goes on as before.
 func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 	if !r.restartMu.TryLock() {
-		return 0, errors.New("a restart is under way already")
+		return 0, errors.New("a restart is already in progress")
 	}
 	defer r.restartMu.Unlock()
 	if r.child != nil {
-		return 0, fmt.Errorf("process %d has taken this one's place already", r.child.PID)
+		return 0, fmt.Errorf("process %d has already replaced this one", r.child.PID)
 	}
 	if os.Getpid() == 1 {
-		return 0, errors.New("this is process 1 of a container, which ends with it; replace the container instead")
+		return 0, errors.New("this is process 1 of a container, and the container would end with it; replace the container instead")
 	}
 	if r.pages.draining.Load() {
 		return 0, errors.New("this router is draining")
@@ -201,7 +201,7 @@ func (r *Router) awaitParentReadiness(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("it was asked to stop")
+			return errors.New("it was told to stop")
 		case <-tick.C:
 		}
 	}
@@ -279,7 +279,7 @@ func (r *Router) drainFront(ctx context.Context, drain time.Duration) error {
 // that cannot go stays open until its keep-alive timeout, or until ctx ends. /readyz does not
 // change, because the new process serves the address.
 func (r *Router) drainReplaced(ctx context.Context) error {
-	r.log.Info("another process has taken this one's place; ending", "pid", r.child.PID, "deadline", r.live.Load().Timeouts.Drain)
+	r.log.Info("replaced by another process; ending", "pid", r.child.PID, "deadline", r.live.Load().Timeouts.Drain)
 	drain, cancel := context.WithTimeout(context.Background(), r.live.Load().Timeouts.Drain)
 	defer cancel()
 	if r.snapshots != nil {

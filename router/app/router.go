@@ -143,7 +143,7 @@ func (r *Router) assemble() (err error) {
 		return err
 	}
 	if r.listener, err = r.inherited.Listen(socketClient, cfg.Listen); err != nil {
-		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
+		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 selects a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
 	if r.cfg.Metrics.LegacyNames {
@@ -248,7 +248,7 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 	}
 	var err error
 	if opt.Listener, err = r.inherited.Listen(socketAdmin, r.cfg.Admin.Listen); err != nil {
-		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", r.cfg.Admin.Listen, err)
+		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 selects a free one, off turns it off", r.cfg.Admin.Listen, err)
 	}
 	if r.compared != nil {
 		opt.Compared = &admin.Compared{Name: "round robin", Metrics: r.compared.metrics}

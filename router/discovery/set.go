@@ -75,7 +75,7 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 	for _, spec := range specs {
 		spec.ID = IDOf(spec)
 		if _, twice := want[spec.ID]; twice {
-			errs = append(errs, fmt.Errorf("discovery: %s names the worker %q twice; want one id for each", s.name, spec.ID))
+			errs = append(errs, fmt.Errorf("discovery: %s names the worker %q twice; want a unique id for each", s.name, spec.ID))
 			continue
 		}
 		want[spec.ID] = spec

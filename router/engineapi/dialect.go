@@ -81,7 +81,7 @@ func (e *Engine) poolOf(model string) (p modelPool, ok bool, err error) {
 			list = append(list, engine+" ("+id+")")
 		}
 		slices.Sort(list)
-		return p, true, fmt.Errorf("the workers of model %q are of several engines, %s, which take tokens in different ways", fp.Model, strings.Join(list, ", "))
+		return p, true, fmt.Errorf("the workers of model %q run different engines (%s), whose token APIs differ", fp.Model, strings.Join(list, ", "))
 	}
 	for engine := range seen {
 		switch engine {

@@ -67,7 +67,7 @@ type Engine struct {
 // New returns an Engine.
 func New(opt Options) (*Engine, error) {
 	if opt.Runner == nil || opt.Fleet == nil {
-		return nil, errors.New("engineapi: cannot make an engine without Runner and Fleet")
+		return nil, errors.New("engineapi: cannot create an engine without Runner and Fleet")
 	}
 	switch opt.VLLM {
 	case "":

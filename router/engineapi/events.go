@@ -383,7 +383,7 @@ func (c *converter) readNative(data []byte) error {
 	}
 	i := c.current.index
 	if i > maxChoices {
-		return c.fail(&failure{message: "the engine numbers a choice " + strconv.Itoa(i), kind: "upstream_error", code: 502})
+		return c.fail(&failure{message: "the engine sent a choice with the index " + strconv.Itoa(i), kind: "upstream_error", code: 502})
 	}
 	for len(c.sentByChoice) <= i {
 		c.sentByChoice = append(c.sentByChoice, 0)

@@ -57,7 +57,7 @@ func (o *itemWriter) payload(p []byte) error {
 		p = p[n:]
 		switch {
 		case tooBig:
-			if err := o.fail(&failure{message: "an event of the engine is too long to be read", kind: "upstream_error", code: 502}); err != nil {
+			if err := o.fail(&failure{message: "an event of the engine is too long", kind: "upstream_error", code: 502}); err != nil {
 				return err
 			}
 		case event != nil:

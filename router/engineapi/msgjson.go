@@ -21,7 +21,7 @@ const maxNesting = 60
 
 // errBudgetExhausted means that the request, converted to JSON, may need more than the
 // remaining memory budget for requests.
-var errBudgetExhausted = errors.New("the memory for requests is spent; try again")
+var errBudgetExhausted = errors.New("the memory budget for requests is exhausted; try again")
 
 // allocator leases memory that counts against the budget for requests. It returns false when
 // the budget is exhausted.
@@ -121,7 +121,7 @@ func (j *jsonWriter) writeValue(b []byte, depth int) (rest []byte, err error) {
 			v, rest, err = msgp.ReadFloat64Bytes(b)
 		}
 		if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
-			err = fmt.Errorf("the number %v; want a finite one", v)
+			err = fmt.Errorf("the number %v; want a finite number", v)
 		}
 		switch {
 		case err != nil:
@@ -193,10 +193,10 @@ func (j *jsonWriter) writeObject(b []byte, depth int) (rest []byte, err error) {
 		}
 		var key []byte
 		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
-			return rest, fmt.Errorf("a map's key: %w", err)
+			return rest, fmt.Errorf("key of a map: %w", err)
 		}
 		if err = j.writeString(key, rest); err != nil {
-			return rest, fmt.Errorf("a map's key: %w", err)
+			return rest, fmt.Errorf("key of a map: %w", err)
 		}
 		j.dst = append(j.dst, ':')
 		if rest, err = j.writeValue(rest, depth+1); err != nil {

@@ -62,7 +62,7 @@ func TestMsgpackAsJSON(t *testing.T) {
 		{in: one("a", str("ü\n")), want: `{"a":"ü\n"}`},
 		{in: one("a", msgp.AppendBytes(nil, []byte{1, 2})), want: `{"a":"AQI="}`},
 		{in: one("a", one("b", str("\xff"))), bad: `"a": "b": the string is not UTF-8`},
-		{in: one("\xff", str("a")), bad: "key: the string is not UTF-8"},
+		{in: one("\xff", str("a")), bad: "key of a map: the string is not UTF-8"},
 		{in: one("a", msgp.AppendFloat64(nil, math.Inf(1))), bad: `"a": the number +Inf`},
 		{in: one(strings.Repeat("é", 90), []byte{0xc1}), bad: "éé…"},
 	} {

@@ -278,7 +278,7 @@ func (c *call) endAnswer() error {
 
 // endReason returns the error for a stream that did not end by itself.
 func endReason(cause relay.Cause) *failure {
-	reason, message := front.UpstreamFailed, "the engine ended the stream before its end"
+	reason, message := front.UpstreamFailed, "the engine ended the stream early"
 	switch cause {
 	case relay.Completed, relay.EngineReportedError:
 	case relay.EngineClosed:
@@ -287,7 +287,7 @@ func endReason(cause relay.Cause) *failure {
 		message = "the engine sent a malformed stream"
 	case relay.EngineIncomplete:
 	case relay.EngineStalled:
-		reason, message = front.UpstreamTimeout, "the engine sent nothing more of the stream for too long"
+		reason, message = front.UpstreamTimeout, "the engine sent nothing for too long"
 	case relay.Deadline:
 		return deadlineFailure()
 	case relay.Cancelled:

@@ -163,7 +163,7 @@ func (e *Engine) run(c *call) {
 		c.refuseBudget()
 		return
 	case err != nil:
-		c.refuse(front.BadField, "", "the request is not what was expected: "+err.Error())
+		c.refuse(front.BadField, "", "cannot parse the request: "+err.Error())
 		return
 	case len(rest) > 0:
 		c.refuse(front.BadField, "", fmt.Sprintf("the request is followed by %d bytes; want one msgpack value", len(rest)))

@@ -26,7 +26,7 @@ func checkNetwork(allowed []netip.Prefix, src EventSource) error {
 			return fmt.Errorf("the engine reports %q; want tcp:// and an IP address, because the worker registered itself", ep)
 		}
 		if !networks.Contains(allowed, ip.WithZone("")) {
-			return fmt.Errorf("the engine reports %q, which is in none of registration.networks (a wide network does not include loopback and link-local addresses)", ep)
+			return fmt.Errorf("the engine reports %q, which is in none of registration.networks (loopback and link-local addresses need a network within their own ranges)", ep)
 		}
 	}
 	return nil

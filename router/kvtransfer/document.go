@@ -56,7 +56,7 @@ type DocumentBoard struct {
 func (d *Document) String() string { return fmt.Sprintf("connector document, epoch %s", d.Epoch) }
 
 // ErrNoTier means that no tier is configured, so there is nothing a connector could report to.
-var ErrNoTier = errors.New("this router takes no reports of transfers: transfers.nixl, transfers.ucx and transfers.zmq are off, or no model hands over by NIXL")
+var ErrNoTier = errors.New("this router receives no reports of transfers: transfers.nixl, transfers.ucx and transfers.zmq are off, or no model hands over by NIXL")
 
 // Document returns the endpoints of the tiers that are up. reached is the local address of the
 // connector's request; it replaces the wildcard address of a socket that is bound to all

@@ -40,7 +40,7 @@ func (q *query) send(ctx context.Context, name string, typ dnsmessage.Type) (ans
 		m, err := exchange(ctx, network, q.server, packet, question)
 		switch {
 		case err != nil:
-			return nil, nil, fmt.Errorf("asking %s: %w", q.server, err)
+			return nil, nil, fmt.Errorf("query to %s: %w", q.server, err)
 		case m.Truncated && network == "udp":
 			continue
 		case m.RCode == dnsmessage.RCodeNameError:
@@ -50,7 +50,7 @@ func (q *query) send(ctx context.Context, name string, typ dnsmessage.Type) (ans
 		}
 		return m.Answers, m.Additionals, nil
 	}
-	return nil, nil, fmt.Errorf("%s sent an answer that is cut, over TCP too", q.server)
+	return nil, nil, fmt.Errorf("%s sent a truncated answer, over TCP too", q.server)
 }
 
 func pack(id uint16, question dnsmessage.Question) ([]byte, error) {
@@ -142,11 +142,11 @@ func same(a, b dnsmessage.Question) bool {
 func systemServers() ([]string, error) {
 	text, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
-		return nil, fmt.Errorf("dns: cannot tell whom to ask: %w; want a server in discovery.dns", err)
+		return nil, fmt.Errorf("dns: cannot find a DNS server: %w; want server in discovery.dns", err)
 	}
 	servers := nameservers(string(text))
 	if len(servers) == 0 {
-		return nil, errors.New("dns: /etc/resolv.conf names no server; want one in discovery.dns")
+		return nil, errors.New("dns: /etc/resolv.conf names no DNS server; want server in discovery.dns")
 	}
 	return servers, nil
 }

@@ -69,7 +69,7 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 		case len(targets) == 0 && empty+1 < emptyLookups:
 			empty++
 			failed, wait = 0, s.MinInterval
-			set.Failed(fmt.Errorf("dns: %s has no addresses (seen %d of the %d times that make it believed)", s.Lookup.Host, empty, emptyLookups))
+			set.Failed(fmt.Errorf("dns: %s has no addresses (seen %d times; accepted after %d)", s.Lookup.Host, empty, emptyLookups))
 		default:
 			failed = 0
 			if len(targets) > 0 {

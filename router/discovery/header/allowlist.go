@@ -25,7 +25,7 @@ func ParseNetworks(text string) (nets []netip.Prefix, err error) {
 			return nil, fmt.Errorf("%q is not a network; want CIDRs such as 10.0.0.0/8,fd00::/8", word)
 		}
 		if n.Addr().Is4In6() {
-			return nil, fmt.Errorf("%q is an IPv4 network written as IPv6; want it as IPv4", word)
+			return nil, fmt.Errorf("%q is an IPv4 network in IPv6 notation; want IPv4 notation", word)
 		}
 		nets = append(nets, n.Masked())
 	}

@@ -221,7 +221,7 @@ func markUsed(e *entry) *headerWorker {
 
 var (
 	errNotAllowed = errors.New("it cannot be resolved")
-	errFull       = errors.New("too many prefill workers have been named lately")
+	errFull       = errors.New("too many prefill workers were named recently")
 )
 
 // findEntry returns the worker of one entry, and adds it if it is new.

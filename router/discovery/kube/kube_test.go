@@ -279,7 +279,7 @@ func TestRefusedCredentials(t *testing.T) {
 	var path string
 	s := start(t, a, func(k *config.Kube) { path = a.kubeconfig(t, "token: "+badToken); k.Kubeconfig = path }, nil)
 	testwait.Until(t, "the failure is shown", func() bool { return s.state().Error != "" })
-	for _, want := range []string{"401", "nauthorized", a.URL, path, "app in (prefill,decode)", "namespace engines", "want a token or certificate"} {
+	for _, want := range []string{"401", "nauthorized", a.URL, path, "app in (prefill,decode)", "namespace engines", "want a valid token or certificate"} {
 		if err := s.state().Error; !strings.Contains(err, want) {
 			t.Errorf("no %q in %q", want, err)
 		}

@@ -196,7 +196,7 @@ func (s *Source) describeError(err error) error {
 	case call != nil && call.Timeout() && !errors.As(err, &network):
 		return fmt.Errorf("%s: no answer for %s", what, s.responseTimeout)
 	case hasCode(err, http.StatusUnauthorized):
-		return fmt.Errorf("%s: the credentials of %s are not valid there (401): %w; want a token or certificate that is", what, credentials, err)
+		return fmt.Errorf("%s: the credentials of %s are not accepted (401): %w; want a valid token or certificate", what, credentials, err)
 	case hasCode(err, http.StatusForbidden):
 		return fmt.Errorf("%s: the account of %s may not (403): %w; want a role for it that allows list and watch of pods", what, credentials, err)
 	}

@@ -79,7 +79,7 @@ func (s *store) push() {
 		}
 	}
 	if faults > 1 {
-		fault = fmt.Errorf("%w; nor can %d other pods be workers", fault, faults-1)
+		fault = fmt.Errorf("%w; and %d other pods cannot be workers", fault, faults-1)
 	}
 	s.set.ReplaceExcept(specs, fault)
 }

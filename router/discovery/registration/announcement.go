@@ -119,7 +119,7 @@ func Decode(body []byte) (*Announcement, error) {
 		return nil, fmt.Errorf("the body is not an announcement: %w", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("the body holds more than one object")
+		return nil, errors.New("the body has more than one JSON object")
 	}
 	if a.Version != Version {
 		return nil, fmt.Errorf("version: %d; want %d", a.Version, Version)

@@ -79,7 +79,7 @@ func (c *Client) put(ctx context.Context, body []byte) (*Lease, int, error) {
 	}
 	l := new(Lease)
 	if err := json.Unmarshal(answer, l); err != nil || l.LeaseSeconds <= 0 {
-		return nil, 0, fmt.Errorf("registration: %s answered no lease: %s", c.Router, truncate(string(answer)))
+		return nil, 0, fmt.Errorf("registration: %s answered without a lease: %s", c.Router, truncate(string(answer)))
 	}
 	return l, status, nil
 }

@@ -11,7 +11,7 @@ import (
 // proxies must not cache it, and it is never logged.
 func (s *Server) connector(w http.ResponseWriter, r *http.Request) {
 	if s.opt.Connector == nil {
-		fail(w, &refusal{404, "no_connector", "this router takes no reports of transfers", 0})
+		fail(w, &refusal{404, "no_connector", "this router receives no reports of transfers", 0})
 		return
 	}
 	var reached netip.Addr

@@ -50,14 +50,14 @@ func (s *Server) restoreKnown() (known []KnownWorker) {
 		var why error
 		switch {
 		case k.Lease <= 0 || k.Lease > s.settings.Load().MaxLease:
-			why = fmt.Errorf("its lease of %s is longer than registration.max_lease", k.Lease)
+			why = fmt.Errorf("its lease of %s exceeds registration.max_lease", k.Lease)
 		case !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }):
-			why = errors.New("it was registered from outside of registration.networks")
+			why = errors.New("its client address is outside registration.networks")
 		default:
 			why = at.checkSpec(&k.Spec)
 		}
 		if why != nil {
-			s.log.Info("a worker of the previous process was not kept; it may register again", "worker", k.ID, "client", k.Owner, "reason", why)
+			s.log.Info("a worker of the previous process was not inherited; it can register again", "worker", k.ID, "client", k.Owner, "reason", why)
 			continue
 		}
 		k.Spec.Networks = at.networks // as a new registration would set it
@@ -73,7 +73,7 @@ func (l *leases) start(set *discovery.Set, known []KnownWorker, log *slog.Logger
 	l.mu.Unlock()
 	for _, k := range known {
 		if _, err := l.put(k.ID, k.Owner, k.Spec, k.Lease); err != nil {
-			log.Warn("a worker of the previous process was not kept", "worker", k.ID, "error", err)
+			log.Warn("a worker of the previous process was not inherited", "worker", k.ID, "error", err)
 			continue
 		}
 		l.mu.Lock()

@@ -313,7 +313,7 @@ func TestBadAnnouncements(t *testing.T) {
 		"load elsewhere":      {`{"version":1,"url":"http://127.0.0.1:1","load_events":["tcp://8.8.8.8:5757"]}`, "registration.networks"},
 		"negative bound":      {`{"version":1,"url":"http://127.0.0.1:1","rank_requests":-1}`, "rank_requests: -1"},
 		"bind":                {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["bind:tcp://*:5557"]}`, "tcp://ADDRESS:PORT"},
-		"rank twice":          {`{"version":1,"url":"http://127.0.0.1:1","ranks":[1,1]}`, "rank 1 is there twice"},
+		"rank twice":          {`{"version":1,"url":"http://127.0.0.1:1","ranks":[1,1]}`, "rank 1 is listed twice"},
 		"negative rank":       {`{"version":1,"url":"http://127.0.0.1:1","ranks":[-1]}`, "ranks"},
 		"block size":          {`{"version":1,"url":"http://127.0.0.1:1","block_size":-5}`, "block_size: -5"},
 		"a model's direction": {"{\"version\":1,\"url\":\"http://127.0.0.1:1\",\"models\":[\"m\",\"a\u202eb\"]}", `models[1]: \"a\\u202eb\" is not a model name`},

@@ -42,16 +42,16 @@ func (p callerScope) host(field, host string) (string, error) {
 	default:
 		var err error
 		if a, err = netip.ParseAddr(host); err != nil || a.Zone() != "" {
-			return "", fmt.Errorf("%s: the host %q is not an IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, truncate(host))
+			return "", fmt.Errorf("%s: the host %q is not an IP address; want an IP address (a name could resolve to another address after the check), or * for the caller's address", field, truncate(host))
 		}
 	}
 	if a = a.Unmap(); !networks.Contains(p.networks, a) {
-		why := "lies in none of the networks that workers may serve on (registration.networks)"
+		why := "is outside registration.networks"
 		switch {
 		case !networks.IsUnicastHost(a):
 			why = "is not an address of one host"
 		case a.IsLoopback() || a.IsLinkLocalUnicast():
-			why += ", of which a wide one does not mean loopback and link-local addresses: name those by a network of their own"
+			why += "; loopback and link-local addresses need a network within their own ranges"
 		}
 		return "", fmt.Errorf("%s: %s %s", field, a, why)
 	}

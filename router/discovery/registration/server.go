@@ -108,7 +108,7 @@ func New(opt Options) (*Server, error) {
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		s.log.Warn("the registration listener has no TLS: its token is sent in the clear", "address", s.Addr(), "hint", "registration.tls_cert and registration.tls_key")
+		s.log.Warn("the registration listener has no TLS: its token is sent unencrypted", "address", s.Addr(), "hint", "registration.tls_cert and registration.tls_key")
 	}
 	return s, nil
 }

@@ -71,7 +71,7 @@ func (s *Stream) Next(ctx context.Context) (*Item, error) {
 	s.item = Item{}
 	if err := s.item.read(payload, &s.data); err != nil {
 		s.Kill()
-		return nil, fmt.Errorf("client: an item that cannot be read: %w", err)
+		return nil, fmt.Errorf("client: cannot parse an item: %w", err)
 	}
 	return &s.item, nil
 }
