@@ -265,7 +265,7 @@ func (c *Conn) beginRequest(h header) *Error {
 	default:
 		var ok bool
 		if c.pendingLease, ok = membudget.Default.Lease(c.srv.budget, max(h.size, 1)); !ok {
-			refused = &Error{CodeMemory, "the memory for requests is spent; try again"}
+			refused = &Error{CodeMemory, "the memory budget for requests is exhausted; try again"}
 		}
 	}
 	if refused != nil {

@@ -19,7 +19,7 @@ func (e *Engine) ServeInference(x front.Exchange) {
 		return
 	}
 	if !e.opt.HTTP {
-		x.Error(front.UnknownRoute, "", req.Endpoint.Path+" is not served here; engine_api.http turns it on", 0)
+		x.Error(front.UnknownRoute, "", req.Endpoint.Path+" is not served here; set engine_api.http to true to serve it", 0)
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
