@@ -134,7 +134,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		id = r.URL.Query().Get("id")
 	}
 	if id == "" {
-		fail(w, http.StatusBadRequest, "bad_parameter", "the id is missing; the id is missing; want a request's id, as in its X-Request-Id header")
+		fail(w, http.StatusBadRequest, "bad_parameter", "the id is missing; want a request's id, as in its X-Request-Id header")
 		return
 	}
 	body, ok := s.opt.Scheduler.Explain(id)
