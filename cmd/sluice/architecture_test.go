@@ -39,13 +39,15 @@ var benchAllowedImports = []string{"sluice/router/blockhash", "sluice/router/kve
 // reason here, so that it is seen in review.
 var directDependencies = []string{
 	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
-	"github.com/VictoriaMetrics/metrics",      // /metrics
 	"github.com/anishathalye/porcupine",       // tests only: linearizability of the KV index
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/goccy/go-yaml",                // strict config with line and column
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
 	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
 	"github.com/pebbe/zmq4",                   // KV events; engines' side channels
+	"github.com/prometheus/client_golang",     // /metrics: collectors of the process and the Go runtime
+	"github.com/prometheus/client_model",      // /metrics: the families of a scrape
+	"github.com/prometheus/common",            // /metrics: the formats
 	"github.com/spf13/cobra",                  // subcommands, completion and man pages of the command line
 	"github.com/spf13/pflag",                  // its GNU-style flags
 	"github.com/tinylib/msgp",                 // msgpack of the same
@@ -53,6 +55,7 @@ var directDependencies = []string{
 	"github.com/zeebo/xxh3",                   // block hashing
 	"golang.org/x/net",                        // DNS messages, for workers found by name
 	"golang.org/x/sys",                        // epoll for the client-gone watch
+	"google.golang.org/protobuf",              // /metrics: time of an exemplar
 }
 
 // uncheckedPools may use a sync.Pool. All other pools are checked by package objpool.

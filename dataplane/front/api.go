@@ -2,6 +2,7 @@ package front
 
 import (
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"time"
 
@@ -28,7 +29,9 @@ type Pages interface {
 	Ready(details bool) (status int, body []byte)
 	Health(details bool) (status int, body []byte)
 	Version() (status int, body []byte) // GET /version
-	Metrics(w interface{ Write([]byte) (int, error) })
+	// Metrics writes GET /metrics to w, in the format that the request's Accept header asks for,
+	// and returns its Content-Type.
+	Metrics(w io.Writer, accept string) (contentType string)
 }
 
 // Observer receives the server's events. Its methods are called on the request's goroutine and
@@ -194,6 +197,8 @@ type RelayHooks struct {
 	// With a Transcript, Rewrite is not used. Package relay describes both it and Usage.
 	Transcript *transcript.Transcript
 	Usage      bool
+	// Intervals, when set, counts the times between the stream's events.
+	Intervals *relay.Intervals
 	// Choices is the number of choices that the client asked for (n); 0: it did not say. See
 	// relay.Options.
 	Choices int

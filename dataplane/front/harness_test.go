@@ -141,8 +141,9 @@ func (testPages) Models() (int, []byte)     { return 200, []byte(`{"object":"lis
 func (testPages) Ready(bool) (int, []byte)  { return 503, []byte(`{"waiting_for":"a worker"}`) }
 func (testPages) Health(bool) (int, []byte) { return 200, []byte(`{"status":"ok"}`) }
 func (testPages) Version() (int, []byte)    { return 200, []byte(`{"version":"test"}`) }
-func (testPages) Metrics(w interface{ Write([]byte) (int, error) }) {
+func (testPages) Metrics(w io.Writer, accept string) string {
 	_, _ = io.WriteString(w, "sluice_test 1\n")
+	return "text/plain; accepted=" + accept
 }
 
 // client is a raw connection to the test server.

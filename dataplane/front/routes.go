@@ -223,6 +223,6 @@ func (x *httpExchange) show(status int, contentType string, body []byte) {
 
 func (x *httpExchange) showMetrics() {
 	var text bytes.Buffer
-	x.srv.initial.Pages.Metrics(&text)
-	x.show(200, "text/plain; version=0.0.4; charset=utf-8", text.Bytes())
+	contentType := x.srv.initial.Pages.Metrics(&text, string(x.Header("Accept")))
+	x.show(200, contentType, text.Bytes())
 }

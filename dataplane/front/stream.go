@@ -270,6 +270,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 		return relay.Start(st, st.resp, relay.Options{
 			Protocol:       st.endpoint.Protocol,
 			Choices:        hooks.Choices,
+			Intervals:      hooks.Intervals,
 			WriteTimeout:   s.options().WriteTimeout,
 			IdleTimeout:    s.options().StreamIdleTimeout,
 			Rewrite:        hooks.Rewrite,

@@ -28,6 +28,7 @@ func TestChunkAllocatesNothing(t *testing.T) {
 	chunk := []byte(chunksOf(chunkEvent))
 	two := []byte(chunksOf(chunkEvent, chunkEvent))
 	s := newDiscardStream()
+	s.intervals = &Intervals{Fine: func(time.Duration, uint64) {}}
 	for name, f := range map[string]func(){
 		"whole chunk": func() { s.forward(chunk, time.Now()) },
 		"two chunks":  func() { s.forward(two, time.Now()) },
@@ -46,13 +47,45 @@ func TestChunkAllocatesNothing(t *testing.T) {
 // framing, scan, time, bookkeeping; without the two system calls.
 func BenchmarkStreamChunk(b *testing.B) {
 	chunk := []byte(chunksOf(chunkEvent))
+	for name, intervals := range map[string]*Intervals{"": nil, "intervals": {}} {
+		b.Run(name, func(b *testing.B) {
+			s := newDiscardStream()
+			s.intervals = intervals
+			b.ReportAllocs()
+			b.SetBytes(int64(len(chunk)))
+			for b.Loop() {
+				if s.forward(chunk, time.Now()) {
+					b.Fatal("ended")
+				}
+			}
+		})
+	}
+}
+
+// TestIntervals: the time between tokens counts from the first token on, once for each event, and
+// events of one read share it.
+func TestIntervals(t *testing.T) {
 	s := newDiscardStream()
-	b.ReportAllocs()
-	b.SetBytes(int64(len(chunk)))
-	for b.Loop() {
-		if s.forward(chunk, time.Now()) {
-			b.Fatal("ended")
+	s.intervals = new(Intervals)
+	at := time.Now()
+	read := func(after time.Duration, events ...string) {
+		at = at.Add(after)
+		s.forward([]byte(chunksOf(events...)), at)
+	}
+	read(0, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`+"\n\n")
+	read(3*time.Second, chunkEvent)                   // the first token: no interval
+	read(2*time.Millisecond, chunkEvent)              // bucket 1
+	read(60*time.Millisecond, chunkEvent, chunkEvent) // 30 ms each: bucket 7
+	read(time.Millisecond, ": keep-alive\n\n")        // no event
+	read(5*time.Second, chunkEvent)                   // 5.001 s: beyond the bounds
+	want := map[int]uint64{1: 1, 7: 2, len(IntervalBounds): 1}
+	for i := range s.intervals.Buckets {
+		if got := s.intervals.Buckets[i].Load(); got != want[i] {
+			t.Errorf("bucket %d has %d intervals, want %d", i, got, want[i])
 		}
+	}
+	if got, want := time.Duration(s.intervals.Sum.Load()), 5063*time.Millisecond; got != want {
+		t.Errorf("sum %v, want %v", got, want)
 	}
 }
 
@@ -92,8 +125,8 @@ func BenchmarkScanEvent(b *testing.B) {
 // TestStreamSize: there are thousands of streams, and a few bytes more would take each
 // into the next size class.
 func TestStreamSize(t *testing.T) {
-	if size := unsafe.Sizeof(stream{}); size > 288 {
-		t.Errorf("a stream has %d bytes; a size class ends at 288", size)
+	if size := unsafe.Sizeof(stream{}); size > 320 {
+		t.Errorf("a stream has %d bytes; a size class ends at 320", size)
 	}
 	if size := unsafe.Sizeof(streamExtras{}); size > 64 {
 		t.Errorf("what a stream that may move has besides has %d bytes; a size class ends at 64", size)

@@ -35,6 +35,8 @@ type Options struct {
 	// ClientDeadline, when set, ends the waiting for a slow client. The engine's leg has a deadline
 	// of its own.
 	ClientDeadline time.Time
+	// Intervals, when set, counts the times between the stream's events.
+	Intervals *Intervals
 	// DrainOnCancel, when set, reports whether bytes that had arrived before the call was cancelled
 	// are still passed on.
 	DrainOnCancel func() bool
@@ -122,7 +124,7 @@ const (
 	finalWriteTime = 50 * time.Millisecond
 )
 
-// stream is one running relay. There are thousands, so it fills a size class of 288 bytes exactly.
+// stream is one running relay. There are thousands, so it stays within a size class of 320 bytes.
 // State that few streams need is in editor and streamExtras.
 type stream struct {
 	dst    ClientConn
@@ -147,6 +149,9 @@ type stream struct {
 	cause      Cause
 	reusable   bool
 	notified   uint8 // notifiedStored, notifiedDone: notifications that dst has had
+
+	intervals *Intervals    // nil: not counted
+	lastEvent monotime.Time // of the last read with events, from the first token on; for intervals
 
 	smallReads        uint8
 	engineFD          int32 // the descriptor that a loop uses
@@ -220,7 +225,7 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		opt.WriteTimeout = 30 * time.Second
 	}
 	s := &stream{
-		dst: dst, resp: resp, extras: &noExtras,
+		dst: dst, resp: resp, extras: &noExtras, intervals: opt.Intervals,
 		streamSettings: streamSettings{opt.Loops, opt.Budget, opt.ShuttingDown, opt.WriteTimeout, opt.IdleTimeout}.share(),
 		chunked:        resp.ContentLength == upstream.LengthChunked,
 		scanning:       opt.Protocol != sse.Opaque && sse.IsEventStream(resp.Header("Content-Type")),
@@ -399,7 +404,7 @@ func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 
 // process scans the bytes of one read and returns what the client gets.
 func (s *stream) process(p []byte, t time.Time) (out []byte) {
-	before := s.lastByte
+	before, events := s.lastByte, s.scan.events
 	s.lastByte = monotime.Of(t)
 	switch {
 	case s.firstByte.IsZero():
@@ -430,6 +435,9 @@ func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	if s.scan.token && s.firstToken.IsZero() {
 		s.firstToken = s.lastByte
 		s.dst.FirstToken()
+	}
+	if s.intervals != nil && s.scan.token && s.scan.events > events {
+		s.countIntervals(s.scan.events - events)
 	}
 	if s.notified&notifiedStored == 0 && s.scan.storedID() != "" {
 		s.notified |= notifiedStored

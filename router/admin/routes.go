@@ -175,8 +175,7 @@ func (s *Server) requests(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	s.opt.Metrics.WritePrometheus(w)
+	s.opt.Metrics.WriteAs(w, r.Header.Get("Accept"), func(contentType string) { w.Header().Set("Content-Type", contentType) })
 }
 
 func (s *Server) discovery(w http.ResponseWriter, r *http.Request) {

@@ -3,7 +3,15 @@ package app
 import (
 	"sluice/router/fleet"
 	"sluice/router/kvevents"
+	"sluice/router/obs"
+	"sluice/router/pd"
 )
+
+// runObserver is the metrics as the runner's Observer.
+type runObserver struct{ *obs.Metrics }
+
+// Model implements pd.Observer.
+func (o runObserver) Model(name string) pd.ModelObserver { return o.Metrics.Model(name) }
 
 // exposeMetrics registers the gauges whose values are read from the router's parts.
 func (r *Router) exposeMetrics() {

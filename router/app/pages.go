@@ -236,9 +236,12 @@ func (p *pages) Version() (int, []byte) {
 }
 
 // Metrics implements front.Pages.
-func (p *pages) Metrics(w interface{ Write([]byte) (int, error) }) {
-	p.r.sidecar.engineMetrics(p.r, w)
-	p.r.metrics.WritePrometheus(io.Writer(w))
+func (p *pages) Metrics(w io.Writer, accept string) (contentType string) {
+	if p.r.sidecar.engineMetrics(p.r, w) {
+		accept = "" // the engine's page is in the text format
+	}
+	p.r.metrics.WriteAs(w, accept, func(t string) { contentType = t })
+	return contentType
 }
 
 func contains(all []string, one string) bool {

@@ -146,6 +146,9 @@ func (r *Router) assemble() (err error) {
 		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 selects a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
+	if r.cfg.Metrics.NativeHistograms {
+		r.metrics.UseNativeHistograms()
+	}
 	if r.cfg.Metrics.LegacyNames {
 		r.metrics.ShowLegacyNames()
 	}
@@ -188,7 +191,7 @@ func (r *Router) assemble() (err error) {
 	r.sidecar.start(r)
 	runs := runnerOptions(cfg)
 	runs.Fleet, runs.Scheduler, runs.Index, runs.Approx, runs.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
-	runs.Observer, runs.Recorder, runs.Log = r.metrics, r.recorder, log
+	runs.Observer, runs.Recorder, runs.Log = runObserver{r.metrics}, r.recorder, log
 	runs.Completions, runs.Selector, runs.Transfers, runs.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
 	if r.runner, err = pd.NewRunner(runs); err != nil {
 		return err

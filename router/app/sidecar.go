@@ -93,15 +93,18 @@ func (s *sidecar) fetch(r *Router, path string) (status int, body []byte) {
 }
 
 // engineMetrics writes the engine's /metrics page to w, ending with a line break. It writes
-// nothing if the page cannot be fetched.
-func (s *sidecar) engineMetrics(r *Router, w io.Writer) {
+// nothing and returns false if the page cannot be fetched.
+func (s *sidecar) engineMetrics(r *Router, w io.Writer) (written bool) {
 	if s == nil || !s.metrics {
-		return
+		return false
 	}
-	if status, body := s.fetch(r, "/metrics"); status == 200 {
-		_, _ = w.Write(body)
-		if n := len(body); n > 0 && body[n-1] != '\n' {
-			_, _ = io.WriteString(w, "\n")
-		}
+	status, body := s.fetch(r, "/metrics")
+	if status != 200 || len(body) == 0 {
+		return false
 	}
+	_, _ = w.Write(body)
+	if body[len(body)-1] != '\n' {
+		_, _ = io.WriteString(w, "\n")
+	}
+	return true
 }

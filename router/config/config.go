@@ -145,7 +145,8 @@ type Log struct {
 
 // Metrics has settings of /metrics.
 type Metrics struct {
-	LegacyNames bool `yaml:"legacy_names"` // also expose renamed metrics under their old names, for one release; see docs/upgrading.md [false]
+	LegacyNames      bool `yaml:"legacy_names"`      // also expose renamed metrics under their old names, for one release; see docs/upgrading.md [false]
+	NativeHistograms bool `yaml:"native_histograms"` // in scrapes as protocol buffers, add native histograms to the classic ones of models; see docs/observability.md [false]
 }
 
 // Worker is one entry of workers, or of --engine/--prefill/--decode.

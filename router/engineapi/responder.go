@@ -189,7 +189,7 @@ func (c *call) relay() {
 	}
 	res, over := relay.Start(c, c.resp, relay.Options{
 		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.Live().StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
-		DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
+		Intervals: c.hooks.Intervals, DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
 	})
 	for !over {
 		res, over = (<-c.rest)()

@@ -1,7 +1,6 @@
 package obs
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -45,6 +44,17 @@ var Catalog = []Family{
 	{"sluice_stream_engine_errors_total", "counter", "", "Streams in which the engine sent an error event, whatever their cause of end."},
 
 	{"sluice_output_tokens_total", "counter", "", "Generated tokens, as reported in the usage of streams."},
+	{"sluice_model_requests_total", "counter", "model, outcome", "Requests to a model that have ended: ok, rejected (status 4xx), client_gone (the client left, or read nothing), failed (status 5xx, or the stream broke off). The first 100 models have series of their own; the others share the model other, here and in all sluice_model metrics."},
+	{"sluice_model_input_tokens_total", "counter", "model", "Prompt tokens of answered requests, as reported by the engine or counted by the router."},
+	{"sluice_model_output_tokens_total", "counter", "model", "Generated tokens, as reported by the engine."},
+	{"sluice_model_cached_tokens_total", "counter", "model", "Prompt tokens that the engine reported as cached; for a request with a prefill leg, those of its engine."},
+	{"sluice_model_queue_seconds", "histogram", "model", "Time from the request's head until its first leg is sent: reading and tokenizing the prompt, waiting for a worker, and the choice."},
+	{"sluice_model_time_to_first_token_seconds", "histogram", "model", "Time from the request's head to the first token of a streamed response."},
+	{"sluice_model_inter_token_latency_seconds", "histogram", "model", "Time between the events of a stream after the first token. Events that arrive together share the time equally."},
+	{"sluice_model_time_per_output_token_seconds", "histogram", "model", "Time from the first token to the end of a stream, divided by its output tokens less one; one observation for each stream whose engine reported usage."},
+	{"sluice_model_leg_duration_seconds", "histogram", "model, leg", "Duration of successful engine calls: prefill, decode (the stream included), whole (a request that one rank serves alone)."},
+	{"sluice_model_kv_transfer_seconds", "histogram", "model", "Duration of successful KV transfers from prefill to decode, as an engine reported it (transfers)."},
+	{"sluice_model_request_duration_seconds", "histogram", "model", "Time from the request's head to the end of its response, of requests with outcome ok."},
 	{"sluice_cache_prompt_tokens_total", "counter", "", "Prompt tokens of requests with a predicted overlap, zero included."},
 	{"sluice_cache_predicted_tokens_total", "counter", "", "Of those, tokens predicted to be cached on the chosen rank."},
 	{"sluice_cache_compared_prompt_tokens_total", "counter", "", "Prompt tokens of requests for which the engine reported its cached tokens."},
@@ -57,7 +67,10 @@ var Catalog = []Family{
 	{"sluice_engine_frozen_calls_total", "counter", "state", "Engine calls ended because the engine was found frozen. Their streams migrate; other requests run again where possible."},
 	{"sluice_engine_frozen_ranks", "gauge", "state", "Ranks that are frozen now. They are in no pool until they show a sign of life."},
 	{"sluice_engine_restarts_total", "counter", "evidence", "New engine processes found at a worker's address, by evidence: start_time, metrics_created, counters_reset, connection_refused, event_sources, engine_id (changed in a hand-over). The index drops the blocks of the old process. Restarts that KV events show first count in kind restarts of sluice_kv_feed_total."},
+	{"sluice_rank_info", "gauge", "worker, rank, role, model", "1, with the rank's role and first model: joins them to other series of the rank. The first 2,000 ranks, by name, have series."},
+	{"sluice_metrics_hidden_ranks", "gauge", "", "Ranks without series, because there are more than 2,000. The admin API lists them."},
 	{"sluice_rank_legs_total", "counter", "worker, rank, leg, outcome", "Engine calls ended, by rank."},
+	{"sluice_rank_leg_seconds_total", "counter", "worker, rank, leg", "Summed duration of successful engine calls, by rank: over those of sluice_rank_legs_total with outcome ok, their mean."},
 	{"sluice_rank_requests", "gauge", "worker, rank", "Requests that this router placed on the rank and that have not ended."},
 	{"sluice_rank_prefill_tokens", "gauge", "worker, rank", "Prompt tokens reserved on the rank and not yet computed."},
 	{"sluice_rank_decode_blocks", "gauge", "worker, rank", "KV blocks reserved on the rank by requests being decoded."},
@@ -137,68 +150,24 @@ var families = func() map[string]*Family {
 	return m
 }()
 
-// describe copies lines, which are grouped by family, and writes the HELP and TYPE lines of a
-// family before its first line.
-func describe(w io.Writer, lines []byte, legacyNames bool) {
-	var last *Family
-	var legacy legacyWriter
-	defer legacy.finish(w)
-	for len(lines) > 0 {
-		end := bytes.IndexByte(lines, '\n') + 1
-		if end == 0 {
-			end = len(lines)
-		}
-		line := lines[:end]
-		lines = lines[end:]
-		f := familyOf(line)
-		if f != last {
-			legacy.flush(w)
-		}
-		if f != nil && f != last {
-			fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", f.Name, f.Help, f.Name, f.Type)
-			last = f
-		}
-		if legacyNames && f != nil {
-			legacy.add(f, line)
-		}
-		w.Write(line)
-	}
-}
-
-// familyOf returns the family of a line of the exposition, or nil if it is not in the Catalog.
-func familyOf(line []byte) *Family {
-	if i := bytes.IndexAny(line, "{ "); i >= 0 {
-		line = line[:i]
-	}
-	if f := families[string(line)]; f != nil {
-		return f
-	}
-	for _, part := range [...]string{"_bucket", "_sum", "_count"} {
-		if name, ok := bytes.CutSuffix(line, []byte(part)); ok {
-			if f := families[string(name)]; f != nil && f.Type == "histogram" {
-				return f
-			}
-		}
-	}
-	return nil
-}
-
 // Document writes docs/metrics.md from the Catalog.
 func Document(w io.Writer) {
 	fmt.Fprint(w, `# Metrics
 
-This page lists the router's metrics, in Prometheus' text format.
+This page lists the router's metrics.
+[observability.md](observability.md) says how to scrape them, and has the dashboards and alerts.
 
 `+"```"+`
 curl http://127.0.0.1:8080/metrics
 `+"```"+`
 
-The front and the admin listener serve them at `+"`/metrics`"+`.
+The front and the admin listener serve them at `+"`/metrics`"+`, in the format that the Accept header asks for: the Prometheus text format 0.0.4, OpenMetrics, or protocol buffers.
 Durations are in seconds, sizes in bytes.
 A rank is one (worker, data-parallel rank).
 Its series appear when its worker first becomes ready, and are gone from the next scrape when the worker leaves.
 Series without a value yet are absent.
-The usual `+"`go_…` and `process_…`"+` series are served too.
+The number of series is [bounded](observability.md#cardinality); beyond a bound they share the value `+"`other`"+`.
+The `+"`go_…` and `process_…`"+` series of Prometheus' Go library are served too.
 `+"`metrics.legacy_names: true`"+` also shows the former series of renamed metrics and label values ([upgrading.md](upgrading.md#metrics)).
 
 `+"`/metrics`"+` needs no API key.

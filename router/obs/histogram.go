@@ -1,43 +1,78 @@
 package obs
 
 import (
-	"fmt"
-	"io"
+	"encoding/hex"
+	"math"
 	"math/bits"
-	"strconv"
 	"sync/atomic"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"sluice/dataplane/relay"
 )
 
-// bounds are the bucket bounds of the duration histograms, in seconds: from a relayed response of
-// a small model to a long generation. They are ordinary Prometheus le buckets, so that any
-// dashboard can read them.
-var bounds = [...]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
-
-var boundsNS, boundNames = func() (ns [len(bounds)]int64, names [len(bounds)]string) {
-	for i, b := range bounds {
-		ns[i] = int64(b * 1e9)
-		names[i] = strconv.FormatFloat(b, 'g', -1, 64)
-	}
-	return ns, names
-}()
-
-// histogram counts durations. An observation is two atomic additions. A scrape reads the buckets
-// one by one and may miss concurrent observations. It writes the sum of the buckets that it read
-// as the count, so the buckets and the count of one exposition agree.
-type histogram struct {
-	buckets [len(bounds) + 1]atomic.Uint64
-	sum     atomic.Int64 // nanoseconds
+// bucketBounds are the upper bounds of a histogram's classic buckets.
+type bucketBounds struct {
+	seconds []float64
+	ns      []int64
 }
 
-func (h *histogram) observe(d time.Duration) {
-	if d < 0 {
-		d = 0
+func newBounds(seconds ...float64) *bucketBounds {
+	b := &bucketBounds{seconds: seconds, ns: make([]int64, len(seconds))}
+	for i, s := range seconds {
+		b.ns[i] = int64(math.Round(s * 1e9))
 	}
-	lo, hi := 0, len(boundsNS)
+	return b
+}
+
+// The bounds of the histograms. relay.IntervalBounds has those of the time between tokens.
+var (
+	// durationBounds reach from a relayed response of a small model to a long generation.
+	durationBounds   = newBounds(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+	firstTokenBounds = newBounds(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
+	queueBounds      = newBounds(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
+	transferBounds   = newBounds(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+	intervalBounds   = newBounds(relay.IntervalBounds[:]...)
+)
+
+// histogram counts durations. An observation is two atomic additions, three with a native
+// histogram. A scrape reads the buckets one by one and may miss concurrent observations. It reports
+// the sum of the buckets that it read as the count, so the buckets and the count of one exposition
+// agree.
+type histogram struct {
+	bounds    *bucketBounds
+	buckets   []atomic.Uint64            // the last one has no upper bound
+	sum       atomic.Int64               // nanoseconds
+	native    *nativeBuckets             // nil: classic buckets only
+	exemplars []atomic.Pointer[exemplar] // by bucket; nil: none
+}
+
+// newHistogram returns an empty histogram.
+func newHistogram(bounds *bucketBounds, native bool) *histogram {
+	h := &histogram{bounds: bounds, buckets: make([]atomic.Uint64, len(bounds.ns)+1)}
+	if native {
+		h.native = new(nativeBuckets)
+	}
+	return h
+}
+
+// withExemplars makes observeTraced keep exemplars.
+func (h *histogram) withExemplars() *histogram {
+	h.exemplars = make([]atomic.Pointer[exemplar], len(h.buckets))
+	return h
+}
+
+func (h *histogram) observe(d time.Duration) { h.observeBucket(max(d, 0)) }
+
+// observeBucket is observe for d that is not negative. It returns the index of the bucket.
+func (h *histogram) observeBucket(d time.Duration) int {
+	ns := h.bounds.ns
+	lo, hi := 0, len(ns)
 	for lo < hi {
 		mid := (lo + hi) / 2
-		if boundsNS[mid] < int64(d) {
+		if ns[mid] < int64(d) {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -45,32 +80,85 @@ func (h *histogram) observe(d time.Duration) {
 	}
 	h.buckets[lo].Add(1)
 	h.sum.Add(int64(d))
+	if h.native != nil {
+		h.native.observe(d)
+	}
+	return lo
 }
 
-// write writes the series of one label set; labels is `a="b"` or empty. It writes nothing before
-// the first observation.
-func (h *histogram) write(w io.Writer, name, labels string) {
-	sep := ""
-	if labels != "" {
-		sep = ","
+// exemplar names the trace of one observation.
+type exemplar struct {
+	trace [16]byte
+	value time.Duration
+	at    time.Time
+}
+
+// exemplarInterval bounds how often a bucket's exemplar is replaced, and with it what exemplars
+// allocate: one exemplar for each bucket in that time.
+const exemplarInterval = time.Second
+
+// observeTraced is observe for a request with a trace; the zero trace is none.
+func (h *histogram) observeTraced(d time.Duration, trace [16]byte) {
+	d = max(d, 0)
+	at := h.observeBucket(d)
+	if trace == ([16]byte{}) || h.exemplars == nil {
+		return
 	}
-	var cum [len(bounds) + 1]uint64
-	total := uint64(0)
+	now := time.Now()
+	if last := h.exemplars[at].Load(); last == nil || now.Sub(last.at) >= exemplarInterval {
+		h.exemplars[at].Store(&exemplar{trace, d, now})
+	}
+}
+
+// collect adds the series of one set of labels. It adds nothing before the first observation.
+func (h *histogram) collect(p *page, name string, labels ...string) {
+	counts := make([]uint64, len(h.buckets))
 	for i := range h.buckets {
-		total += h.buckets[i].Load()
-		cum[i] = total
+		counts[i] = h.buckets[i].Load()
+	}
+	addHistogram(p, name, h.bounds.seconds, counts, float64(h.sum.Load())/1e9, h, labels)
+}
+
+// addHistogram adds a histogram with the counts of its buckets. from has the native buckets and
+// exemplars; nil: none.
+func addHistogram(p *page, name string, bounds []float64, counts []uint64, sum float64, from *histogram, labels []string) {
+	total := uint64(0)
+	for i, n := range counts {
+		total += n
+		counts[i] = total
 	}
 	if total == 0 {
 		return
 	}
-	for i, le := range boundNames {
-		fmt.Fprintf(w, "%s_bucket{%s%sle=%q} %d\n", name, labels, sep, le, cum[i])
+	buckets, out := make([]dto.Bucket, len(bounds)), make([]*dto.Bucket, len(bounds), len(bounds)+1)
+	for i := range bounds {
+		b := &buckets[i]
+		b.UpperBound, b.CumulativeCount = &bounds[i], &counts[i]
+		if from != nil && from.exemplars != nil {
+			b.Exemplar = from.exemplars[i].Load().proto()
+		}
+		out[i] = b
 	}
-	fmt.Fprintf(w, "%s_bucket{%s%sle=\"+Inf\"} %d\n", name, labels, sep, total)
-	if labels != "" {
-		labels = "{" + labels + "}"
+	h := &dto.Histogram{SampleCount: &total, SampleSum: &sum, Bucket: out}
+	if from != nil && from.exemplars != nil {
+		if e := from.exemplars[len(bounds)].Load().proto(); e != nil {
+			inf := math.Inf(1)
+			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: &inf, CumulativeCount: &total, Exemplar: e})
+		}
 	}
-	fmt.Fprintf(w, "%s_sum%s %g\n%s_count%s %d\n", name, labels, float64(h.sum.Load())/1e9, name, labels, total)
+	if from != nil && from.native != nil {
+		from.native.addTo(h)
+	}
+	f := p.family(name)
+	f.Metric = append(f.Metric, &dto.Metric{Label: labelPairs(labels...), Histogram: h})
+}
+
+func (e *exemplar) proto() *dto.Exemplar {
+	if e == nil {
+		return nil
+	}
+	seconds := e.value.Seconds()
+	return &dto.Exemplar{Label: labelPairs("trace_id", hex.EncodeToString(e.trace[:])), Value: &seconds, Timestamp: timestamppb.New(e.at)}
 }
 
 // fineBuckets is eight linear steps for each power of two of nanoseconds, so the error of a

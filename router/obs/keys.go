@@ -1,20 +1,34 @@
 package obs
 
-import (
-	"fmt"
-	"io"
+import "sluice/router/apikey"
 
-	"sluice/router/apikey"
-)
+// maxKeys bounds the API keys with series of their own; the others are one series together.
+const maxKeys = 500
 
-// ExposeKeys makes each scrape report the usage of every API key.
+// ExposeKeys makes each scrape report the usage of every API key: the first maxKeys one by one, in
+// the order of the configuration, and the sum of the others as "other".
 func (m *Metrics) ExposeKeys(ring *apikey.Keyring) {
-	m.set.RegisterMetricsWriter(func(w io.Writer) {
-		for _, k := range ring.Keys() {
+	m.addCollector(func(p *page) {
+		keys := ring.Keys()
+		var rest apikey.Counts
+		for i, k := range keys {
 			c := k.Counts()
-			fmt.Fprintf(w, "%s %d\n", series("sluice_api_key_requests_total", "key", k.Name(), "outcome", "admitted"), c.Admitted)
-			fmt.Fprintf(w, "%s %d\n", series("sluice_api_key_requests_total", "key", k.Name(), "outcome", "limited"), c.Limited)
-			fmt.Fprintf(w, "%s %d\n", series("sluice_api_key_tokens_total", "key", k.Name()), c.Tokens)
+			if i >= maxKeys {
+				rest.Admitted += c.Admitted
+				rest.Limited += c.Limited
+				rest.Tokens += c.Tokens
+				continue
+			}
+			addKey(p, k.Name(), &c)
+		}
+		if len(keys) > maxKeys {
+			addKey(p, otherValue, &rest)
 		}
 	})
+}
+
+func addKey(p *page, name string, c *apikey.Counts) {
+	p.add("sluice_api_key_requests_total", labelPairs("key", name, "outcome", "admitted"), float64(c.Admitted))
+	p.add("sluice_api_key_requests_total", labelPairs("key", name, "outcome", "limited"), float64(c.Limited))
+	p.add("sluice_api_key_tokens_total", labelPairs("key", name), float64(c.Tokens))
 }

@@ -1,12 +1,12 @@
 package obs
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
-	"strings"
+
+	dto "github.com/prometheus/client_model/go"
 )
 
 // LegacySeries describes the former form of a metric: its name, its label names and its label
@@ -85,97 +85,55 @@ var legacyByName = func() map[string]*LegacySeries {
 	return m
 }()
 
-// line returns the former form of a line of the exposition, or nil if the line is unchanged.
-func (l *LegacySeries) line(line []byte) []byte {
-	text := string(line)
-	rest := strings.TrimPrefix(text, l.Name)
-	if l.Label != "" {
-		rest = l.labels(rest)
-	}
-	name := l.Name
-	if l.Old != "" {
-		name = l.Old
-	}
-	if name+rest == text {
-		return nil
-	}
-	return []byte(name + rest)
-}
-
-// labels replaces the name and value of Label by the former ones in {name="value",...} and returns
-// the result, with the rest of the line.
-func (l *LegacySeries) labels(text string) string {
-	at := 0
-	for at < len(text) && (text[at] == '{' || text[at] == ',') {
-		name, rest, _ := strings.Cut(text[at+1:], `="`)
-		start := at + 1
-		at = start + len(name) + len(`="`)
-		end := 0
-		for end < len(rest) && rest[end] != '"' {
-			if rest[end] == '\\' {
-				end++
-			}
-			end++
-		}
-		if name != l.Label {
-			at += end + 1
+// addLegacy appends the former series to the families: those that keep the name of their metric to
+// its family, those of renamed metrics as families of their own at the end.
+func addLegacy(all []*dto.MetricFamily) []*dto.MetricFamily {
+	renamed := map[string]*dto.MetricFamily{}
+	for _, f := range all {
+		l := legacyByName[f.GetName()]
+		if l == nil {
 			continue
 		}
-		value := rest[:min(end, len(rest))]
-		if old, renamed := l.Values[value]; renamed {
-			value = old
+		former := f
+		if l.Old != "" {
+			help := "Deprecated: see " + l.Name + "."
+			former = &dto.MetricFamily{Name: &l.Old, Help: &help, Type: f.Type}
+			renamed[l.Old] = former
 		}
-		if l.OldName != "" {
-			name = l.OldName
-		}
-		return text[:start] + name + `="` + value + text[min(at+end, len(text)):]
-	}
-	return text
-}
-
-// legacyWriter collects the former series while describe writes the present ones.
-type legacyWriter struct {
-	same    bytes.Buffer             // former series whose metric name did not change, of the current family
-	renamed map[string]*bytes.Buffer // former series of renamed metrics, by former name
-}
-
-func (g *legacyWriter) add(f *Family, line []byte) {
-	l := legacyByName[f.Name]
-	if l == nil {
-		return
-	}
-	old := l.line(line)
-	switch {
-	case old == nil:
-	case l.Old == "":
-		g.same.Write(old)
-	default:
-		if g.renamed[l.Old] == nil {
-			if g.renamed == nil {
-				g.renamed = map[string]*bytes.Buffer{}
+		for _, s := range f.Metric {
+			labels, changed := l.labels(s.Label)
+			if changed || l.Old != "" {
+				former.Metric = append(former.Metric, &dto.Metric{Label: labels, Gauge: s.Gauge, Counter: s.Counter, Histogram: s.Histogram})
 			}
-			g.renamed[l.Old] = new(bytes.Buffer)
 		}
-		g.renamed[l.Old].Write(old)
 	}
-}
-
-// flush writes the former series that keep the name of the current family, at the end of that
-// family: the exposition format requires that the lines of a family are contiguous.
-func (g *legacyWriter) flush(w io.Writer) {
-	_, _ = g.same.WriteTo(w)
-}
-
-// finish writes the former series of renamed metrics, in the order of LegacyNames.
-func (g *legacyWriter) finish(w io.Writer) {
-	g.flush(w)
 	for i := range LegacyNames {
-		l := &LegacyNames[i]
-		if lines := g.renamed[l.Old]; l.Old != "" && lines != nil {
-			fmt.Fprintf(w, "# HELP %s Deprecated: see %s.\n# TYPE %s %s\n", l.Old, l.Name, l.Old, families[l.Name].Type)
-			_, _ = lines.WriteTo(w)
+		if f := renamed[LegacyNames[i].Old]; f != nil {
+			all = append(all, f)
 		}
 	}
+	return all
+}
+
+// labels returns labels with the former name and value of Label, and whether they differ.
+func (l *LegacySeries) labels(labels []*dto.LabelPair) (former []*dto.LabelPair, changed bool) {
+	at := slices.IndexFunc(labels, func(p *dto.LabelPair) bool { return l.Label != "" && p.GetName() == l.Label })
+	if at < 0 {
+		return labels, false
+	}
+	name, value := l.Label, labels[at].GetValue()
+	if l.OldName != "" {
+		name, changed = l.OldName, true
+	}
+	if old, renamed := l.Values[value]; renamed {
+		value, changed = old, true
+	}
+	if !changed {
+		return labels, false
+	}
+	former = slices.Clone(labels)
+	former[at] = &dto.LabelPair{Name: &name, Value: &value}
+	return former, true
 }
 
 // documentLegacy writes the table of former series as Markdown.

@@ -9,6 +9,15 @@ import (
 	"testing"
 )
 
+// labelList returns labels as the text format shows them.
+func labelList(labels ...string) string {
+	var all []string
+	for i := 0; i+1 < len(labels); i += 2 {
+		all = append(all, labels[i]+`="`+strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(labels[i+1])+`"`)
+	}
+	return strings.Join(all, ",")
+}
+
 // TestLegacyNames checks that the former series have the values of the present ones with
 // metrics.legacy_names, and are absent without it.
 func TestLegacyNames(t *testing.T) {

@@ -1,19 +1,13 @@
 package obs
 
 import (
-	"bytes"
-	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"github.com/VictoriaMetrics/metrics"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
@@ -24,36 +18,43 @@ import (
 // Metrics holds the router's metrics. All methods are safe for concurrent use. The observer
 // methods do not block; they allocate only when a series is used for the first time.
 type Metrics struct {
-	set         *metrics.Set
-	legacyNames atomic.Bool
+	legacyNames, native atomic.Bool
 
-	accepted, panics                            *metrics.Counter
-	events, bytes, unscanned, engineErrors      *metrics.Counter
-	output                                      *metrics.Counter
-	prompt, predicted                           *metrics.Counter
-	comparedPrompt, comparedPredicted, reported *metrics.Counter
-	predictionError                             *metrics.Counter
+	accepted, panics                            counter
+	events, bytes, unscanned, engineErrors      counter
+	output                                      counter
+	prompt, predicted                           counter
+	comparedPrompt, comparedPredicted, reported counter
+	predictionError                             counter
 	connections                                 atomic.Int64
-	inFlight                                    [3]atomic.Int64 // by schedule.LegKind
-	legTimes                                    [3]histogram
+	inFlight                                    [legKinds]atomic.Int64
+	legTimes                                    [legKinds]*histogram
 	ttft                                        fineHistogram
+	models                                      models
 
-	refused            labelMap[[2]string, metrics.Counter]
-	responses          labelMap[response, metrics.Counter]
-	legs               labelMap[legOutcome, metrics.Counter]
-	retries            labelMap[schedule.LegKind, metrics.Counter]
-	fallbacks          labelMap[string, metrics.Counter]
-	migrations         labelMap[string, metrics.Counter]
-	plans              labelMap[[2]string, metrics.Counter] // by plan and reason
-	streams            labelMap[relay.Cause, metrics.Counter]
-	truncatedResponses labelMap[relay.Cause, metrics.Counter] // non-streaming responses that the client did not read completely
-	endpoints          map[string]*endpoint                   // by path; not modified after NewMetrics
+	refused            labelMap[[2]string, counter]
+	responses          labelMap[response, counter]
+	legs               labelMap[legOutcome, counter]
+	retries            labelMap[schedule.LegKind, counter]
+	fallbacks          labelMap[string, counter]
+	migrations         labelMap[string, counter]
+	plans              labelMap[[2]string, counter] // by plan and reason
+	streams            labelMap[relay.Cause, counter]
+	truncatedResponses labelMap[relay.Cause, counter] // non-streaming responses that the client did not read completely
+	endpoints          map[string]*endpoint           // by path; not modified after NewMetrics
 
-	mu    sync.Mutex // guards workers and changes to ranks
-	ranks atomic.Pointer[map[worker.ID]*rankSeries]
+	process *prometheus.Registry // of the process and the Go runtime
+
+	mu         sync.Mutex // guards the fields below and changes to ranks
+	gauges     []gauge    // ordered by key; a list is not modified
+	collectors []func(*page)
+	ranks      atomic.Pointer[map[worker.ID]*rankSeries]
 	// workers returns the members of the fleet, for their states; nil before ExposeWorkers.
 	workers func() []*worker.Worker
 }
+
+// legKinds is the number of values of schedule.LegKind.
+const legKinds = 3
 
 type response struct {
 	endpoint string
@@ -67,7 +68,7 @@ type legOutcome struct {
 
 type endpoint struct {
 	name           string
-	duration, ttft histogram
+	duration, ttft *histogram
 }
 
 // otherEndpoint is the label for paths that are not inference routes. Labels come from a closed
@@ -77,133 +78,94 @@ const otherEndpoint = "other"
 // NewMetrics returns an empty Metrics. It has no global state, so one process may have several
 // routers.
 func NewMetrics() *Metrics {
-	s := metrics.NewSet()
-	m := &Metrics{
-		set:      s,
-		accepted: s.NewCounter("sluice_requests_accepted_total"), panics: s.NewCounter("sluice_panics_total"),
-		events: s.NewCounter("sluice_stream_events_total"), bytes: s.NewCounter("sluice_stream_bytes_total"),
-		unscanned: s.NewCounter("sluice_stream_unscanned_events_total"), engineErrors: s.NewCounter("sluice_stream_engine_errors_total"),
-		output: s.NewCounter("sluice_output_tokens_total"),
-		prompt: s.NewCounter("sluice_cache_prompt_tokens_total"), predicted: s.NewCounter("sluice_cache_predicted_tokens_total"),
-		comparedPrompt: s.NewCounter("sluice_cache_compared_prompt_tokens_total"), comparedPredicted: s.NewCounter("sluice_cache_compared_predicted_tokens_total"),
-		reported: s.NewCounter("sluice_cache_reported_tokens_total"), predictionError: s.NewCounter("sluice_cache_prediction_error_tokens_total"),
-		endpoints: map[string]*endpoint{},
+	m := &Metrics{endpoints: map[string]*endpoint{}, process: newProcessRegistry()}
+	for i := range m.legTimes {
+		m.legTimes[i] = newHistogram(durationBounds, false)
 	}
-	counter := func(name string, labels ...string) *metrics.Counter {
-		return s.GetOrCreateCounter(series(name, labels...))
-	}
-	m.refused.make = func(k [2]string) *metrics.Counter {
-		return counter("sluice_requests_refused_total", "endpoint", k[0], "reason", k[1])
-	}
-	m.responses.make = func(k response) *metrics.Counter {
-		return counter("sluice_responses_total", "endpoint", k.endpoint, "code", strconv.Itoa(k.code))
-	}
-	m.legs.make = func(k legOutcome) *metrics.Counter {
-		return counter("sluice_legs_total", "leg", k.leg.String(), "outcome", k.outcome)
-	}
-	m.retries.make = func(l schedule.LegKind) *metrics.Counter {
-		return counter("sluice_leg_retries_total", "leg", l.String())
-	}
-	m.fallbacks.make = func(kind string) *metrics.Counter { return counter("sluice_fallbacks_total", "kind", kind) }
-	m.migrations.make = func(outcome string) *metrics.Counter {
-		return counter("sluice_migrations_total", "outcome", outcome)
-	}
-	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
-	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
-	m.truncatedResponses.make = func(c relay.Cause) *metrics.Counter {
-		return counter("sluice_responses_incomplete_total", "cause", c.String())
+	addEndpoint := func(name string) {
+		m.endpoints[name] = &endpoint{name, newHistogram(durationBounds, false), newHistogram(durationBounds, false)}
 	}
 	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint) {
-		m.endpoints[e.Path] = &endpoint{name: e.Path}
+		addEndpoint(e.Path)
 	}
-	m.endpoints[otherEndpoint] = &endpoint{name: otherEndpoint}
-	s.NewGauge("sluice_client_connections", func() float64 { return float64(m.connections.Load()) })
-	for l := range m.inFlight {
-		n := &m.inFlight[l]
-		s.NewGauge(series("sluice_legs_in_flight", "leg", schedule.LegKind(l).String()), func() float64 { return float64(n.Load()) })
-	}
-	s.RegisterMetricsWriter(m.writeHistograms)
-	s.RegisterMetricsWriter(m.writeWorkers)
+	addEndpoint(otherEndpoint)
+	m.refused.overflow = func(k [2]string) [2]string { return [2]string{k[0], otherValue} }
+	m.responses.overflow = func(k response) response { return response{endpoint: k.endpoint} }
+	m.legs.overflow = otherOutcome
+	m.fallbacks.overflow = otherWord
+	m.migrations.overflow = otherWord
+	m.plans.overflow = func(k [2]string) [2]string { return [2]string{k[0], otherValue} }
+	m.models.overflow, m.models.bound = otherWord, maxModels
+	m.models.create = func(string) *Model { return newModel(m.native.Load()) }
 	return m
 }
 
-// series returns a metric name with labels; labels are name, value, name, value, …. It panics if
-// the name is not in the Catalog.
-func series(name string, labels ...string) string {
-	if families[name] == nil {
-		panic("obs: metric " + name + " is not in the catalog") // a bug; the first test that uses the metric finds it
-	}
-	return name + "{" + labelList(labels...) + "}"
-}
+func otherWord(string) string { return otherValue }
 
-func labelList(labels ...string) string {
-	var b strings.Builder
-	for i := 0; i+1 < len(labels); i += 2 {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprintf(&b, "%s=%s", labels[i], quote(labels[i+1]))
-	}
-	return b.String()
-}
+func otherOutcome(k legOutcome) legOutcome { return legOutcome{k.leg, otherValue} }
 
-var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
-
-func quote(v string) string { return `"` + escapes.Replace(v) + `"` }
-
-// GaugeFunc adds a gauge whose value f returns at each scrape. name must be in the Catalog; labels
-// are name, value, name, value, ….
-func (m *Metrics) GaugeFunc(f func() float64, name string, labels ...string) {
-	if len(labels) > 0 {
-		name = series(name, labels...)
-	} else if families[name] == nil {
-		panic("obs: metric " + name + " is not in the catalog")
-	}
-	m.set.GetOrCreateGauge(name, f)
-}
-
-// ShowLegacyNames makes WritePrometheus also write the former series in LegacyNames.
+// ShowLegacyNames makes scrapes also have the former series in LegacyNames.
 func (m *Metrics) ShowLegacyNames() { m.legacyNames.Store(true) }
 
-// WritePrometheus writes all metrics, including those of the process, in the Prometheus text
-// format.
-func (m *Metrics) WritePrometheus(w io.Writer) {
-	var b bytes.Buffer
-	m.set.WritePrometheus(&b)
-	describe(w, b.Bytes(), m.legacyNames.Load())
-	metrics.WriteProcessMetrics(w)
-	writeDescriptors(w)
-}
+// UseNativeHistograms makes the histograms of models have native buckets besides the classic ones,
+// in the format of protocol buffers. Call it before the first request.
+func (m *Metrics) UseNativeHistograms() { m.native.Store(true) }
 
-// writeDescriptors writes the number of open file descriptors and their limit. The metrics package
-// would open and list /proc/self/fd. That fails just when no descriptor is left, and takes
-// milliseconds for ten thousand descriptors. Since Linux 6.2 the directory's size is the number of
-// descriptors; on older kernels writeDescriptors falls back to the list.
-func writeDescriptors(w io.Writer) {
-	var limit syscall.Rlimit
-	dir, err := os.Stat("/proc/self/fd")
-	if err != nil || dir.Size() == 0 || syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
-		metrics.WriteFDMetrics(w)
-		return
+// collectCounters adds the series that do not belong to ranks or models.
+func (m *Metrics) collectCounters(p *page) {
+	for _, c := range [...]struct {
+		name string
+		n    *counter
+	}{
+		{"sluice_requests_accepted_total", &m.accepted}, {"sluice_panics_total", &m.panics},
+		{"sluice_stream_events_total", &m.events}, {"sluice_stream_bytes_total", &m.bytes},
+		{"sluice_stream_unscanned_events_total", &m.unscanned}, {"sluice_stream_engine_errors_total", &m.engineErrors},
+		{"sluice_output_tokens_total", &m.output},
+		{"sluice_cache_prompt_tokens_total", &m.prompt}, {"sluice_cache_predicted_tokens_total", &m.predicted},
+		{"sluice_cache_compared_prompt_tokens_total", &m.comparedPrompt}, {"sluice_cache_compared_predicted_tokens_total", &m.comparedPredicted},
+		{"sluice_cache_reported_tokens_total", &m.reported}, {"sluice_cache_prediction_error_tokens_total", &m.predictionError},
+	} {
+		p.add(c.name, nil, float64(c.n.Get()))
 	}
-	metrics.WriteGaugeUint64(w, "process_max_fds", limit.Cur)
-	metrics.WriteGaugeUint64(w, "process_open_fds", uint64(dir.Size()))
+	p.add("sluice_client_connections", nil, float64(m.connections.Load()))
+	for l := range m.inFlight {
+		p.add("sluice_legs_in_flight", labelPairs("leg", schedule.LegKind(l).String()), float64(m.inFlight[l].Load()))
+	}
+	addMap(p, "sluice_requests_refused_total", &m.refused, func(k [2]string) []string { return []string{"endpoint", k[0], "reason", k[1]} })
+	addMap(p, "sluice_responses_total", &m.responses, func(k response) []string {
+		code := otherValue
+		if k.code > 0 {
+			code = strconv.Itoa(k.code)
+		}
+		return []string{"endpoint", k.endpoint, "code", code}
+	})
+	addMap(p, "sluice_legs_total", &m.legs, func(k legOutcome) []string { return []string{"leg", k.leg.String(), "outcome", k.outcome} })
+	addMap(p, "sluice_leg_retries_total", &m.retries, func(l schedule.LegKind) []string { return []string{"leg", l.String()} })
+	addMap(p, "sluice_fallbacks_total", &m.fallbacks, func(kind string) []string { return []string{"kind", kind} })
+	addMap(p, "sluice_migrations_total", &m.migrations, func(outcome string) []string { return []string{"outcome", outcome} })
+	addMap(p, "sluice_plans_total", &m.plans, func(k [2]string) []string { return []string{"plan", k[0], "reason", k[1]} })
+	addMap(p, "sluice_streams_total", &m.streams, func(c relay.Cause) []string { return []string{"cause", c.String()} })
+	addMap(p, "sluice_responses_incomplete_total", &m.truncatedResponses, func(c relay.Cause) []string { return []string{"cause", c.String()} })
+	m.mu.Lock()
+	gauges := m.gauges
+	m.mu.Unlock()
+	for i := range gauges {
+		p.add(gauges[i].name, gauges[i].labels, gauges[i].read())
+	}
 }
 
-func (m *Metrics) writeHistograms(w io.Writer) {
+func (m *Metrics) collectHistograms(p *page) {
 	names := make([]string, 0, len(m.endpoints))
 	for name := range m.endpoints {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, n := range names {
-		m.endpoints[n].duration.write(w, "sluice_request_duration_seconds", labelList("endpoint", n))
-	}
-	for _, n := range names {
-		m.endpoints[n].ttft.write(w, "sluice_time_to_first_token_seconds", labelList("endpoint", n))
+		m.endpoints[n].duration.collect(p, "sluice_request_duration_seconds", "endpoint", n)
+		m.endpoints[n].ttft.collect(p, "sluice_time_to_first_token_seconds", "endpoint", n)
 	}
 	for l := range m.legTimes {
-		m.legTimes[l].write(w, "sluice_leg_duration_seconds", labelList("leg", schedule.LegKind(l).String()))
+		m.legTimes[l].collect(p, "sluice_leg_duration_seconds", "leg", schedule.LegKind(l).String())
 	}
 }
 
@@ -254,7 +216,10 @@ func (m *Metrics) LegEnded(leg schedule.LegKind, id worker.ID, outcome string, t
 	k := legOutcome{leg, outcome}
 	m.legs.get(k).Inc()
 	if r := m.rank(id); r != nil {
-		r.legs.get(k).Add(1)
+		r.legs.get(k).Inc()
+		if outcome == "ok" && int(leg) < legKinds {
+			r.legTimes[leg].Add(int64(took))
+		}
 	}
 }
 
@@ -279,13 +244,13 @@ func (m *Metrics) FirstToken(endpoint string, took time.Duration) {
 // Streamed implements pd.Observer.
 func (m *Metrics) Streamed(_ string, res *relay.Result) {
 	m.streams.get(res.Cause).Inc()
-	m.events.AddInt64(res.Events)
-	m.bytes.AddInt64(res.Bytes)
-	m.unscanned.AddInt64(res.Unscanned)
+	m.events.Add(res.Events)
+	m.bytes.Add(res.Bytes)
+	m.unscanned.Add(res.Unscanned)
 	if res.SawErrorEvent {
 		m.engineErrors.Inc()
 	}
-	m.output.AddInt64(int64(max(0, res.Usage.Completion)))
+	m.output.Add(int64(max(0, res.Usage.Completion)))
 }
 
 // Cached implements pd.Observer. actual is negative if the engine did not report cached tokens.
@@ -293,13 +258,13 @@ func (m *Metrics) Cached(_ worker.ID, promptTokens, predicted, actual int) {
 	if promptTokens <= 0 {
 		return
 	}
-	m.prompt.Add(promptTokens)
-	m.predicted.Add(max(0, predicted))
+	m.prompt.Add(int64(promptTokens))
+	m.predicted.Add(int64(max(0, predicted)))
 	if actual < 0 {
 		return
 	}
-	m.comparedPrompt.Add(promptTokens)
-	m.comparedPredicted.Add(max(0, predicted))
-	m.reported.Add(actual)
-	m.predictionError.Add(max(predicted-actual, actual-predicted))
+	m.comparedPrompt.Add(int64(promptTokens))
+	m.comparedPredicted.Add(int64(max(0, predicted)))
+	m.reported.Add(int64(actual))
+	m.predictionError.Add(int64(max(predicted-actual, actual-predicted)))
 }

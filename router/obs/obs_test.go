@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -23,12 +22,13 @@ import (
 	"sluice/router/worker"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/metrics.md anew")
+var rewrite = flag.Bool("rewrite", false, "write docs/metrics.md")
 
 var (
-	_ front.Observer       = (*Metrics)(nil)
 	_ kvevents.CounterSink = (*Metrics)(nil)
 )
+
+var testTrace = [16]byte{0x4b, 0xf9, 0x2f, 15: 0x36}
 
 func rank(id string, n uint16) *worker.Rank {
 	w := worker.New(worker.Spec{ID: id, Ranks: []uint16{n}, Role: worker.Decode})
@@ -78,6 +78,15 @@ func exercise(m *Metrics, r *worker.Rank) {
 	for w := range r.Price {
 		r.Price[w].Store(50_000)
 	}
+	model := m.Model("llama")
+	model.Queued(2 * time.Millisecond)
+	model.FirstToken(70*time.Millisecond, testTrace)
+	model.Intervals().Buckets[3].Add(5)
+	model.Transferred(4 * time.Millisecond)
+	for l := range schedule.LegKind(legKinds) {
+		model.LegEnded(l, 30*time.Millisecond)
+	}
+	model.Ended(&schedule.Outcome{Status: 200, PromptTokens: 100, CachedTokens: 64, OutputTokens: 11, TTFT: 70 * time.Millisecond, Total: 270 * time.Millisecond}, 100, testTrace)
 	r.Feed.Store(uint32(worker.FeedLive))
 }
 
@@ -131,25 +140,28 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	}
 	m.ExposeKeys(ring)
 	seen := map[string]bool{}
-	label := regexp.MustCompile(`([a-z_]+)="`)
-	for line := range strings.Lines(scrape(m)) {
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "go_") || strings.HasPrefix(line, "process_") {
+	all, err := m.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if strings.HasPrefix(f.GetName(), "go_") || strings.HasPrefix(f.GetName(), "process_") {
 			continue
 		}
-		f := familyOf([]byte(line))
-		if f == nil {
-			t.Errorf("not in the catalog: %s", line)
+		entry := families[f.GetName()]
+		if entry == nil {
+			t.Errorf("not in the catalog: %s", f.GetName())
 			continue
 		}
-		seen[f.Name] = true
-		var labels []string
-		for _, l := range label.FindAllStringSubmatch(line, -1) {
-			if l[1] != "le" {
-				labels = append(labels, l[1])
+		seen[entry.Name] = true
+		for _, s := range f.Metric {
+			var labels []string
+			for _, l := range s.Label {
+				labels = append(labels, l.GetName())
 			}
-		}
-		if got := strings.Join(labels, ", "); got != f.Labels {
-			t.Errorf("%s has labels %q, the catalog says %q", f.Name, got, f.Labels)
+			if got := strings.Join(labels, ", "); got != entry.Labels {
+				t.Errorf("%s has labels %q, the catalog says %q", entry.Name, got, entry.Labels)
+			}
 		}
 	}
 	// Series of other packages, added through GaugeFunc and ExposePairs.
@@ -229,11 +241,17 @@ func TestLabelsAreEscaped(t *testing.T) {
 func TestSeriesAreBounded(t *testing.T) {
 	m := NewMetrics()
 	for i := range 5000 {
-		m.ResponseEnded("/v1/completions", i, 0)
+		m.ResponseEnded("/v1/completions", 100+i, 0)
 		m.FallbackUsed(fmt.Sprint(i))
 	}
-	if n := strings.Count(scrape(m), "sluice_fallbacks_total{"); n != maxSeries {
+	page := scrape(m)
+	if n := strings.Count(page, "sluice_fallbacks_total{"); n != maxSeries+1 {
 		t.Errorf("%d series", n)
+	}
+	for _, want := range []string{fmt.Sprintf("\nsluice_fallbacks_total{kind=\"other\"} %d\n", 5000-maxSeries), fmt.Sprintf("\nsluice_responses_total{endpoint=\"/v1/completions\",code=\"other\"} %d\n", 5000-maxSeries)} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no%s", want)
+		}
 	}
 }
 

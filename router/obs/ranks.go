@@ -2,13 +2,14 @@ package obs
 
 import (
 	"cmp"
-	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"sync/atomic"
 
+	dto "github.com/prometheus/client_model/go"
+
+	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
@@ -17,12 +18,17 @@ import (
 var feedCounterNames = [...]string{"batches", "stored", "removed", "cleared", "duplicate", "unknown_removed", "orphans", "gaps",
 	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "malformed", "oversize", "remote", "unknown_locality", "wrong_rank", "other"}
 
+// maxRankLegs bounds the series of sluice_rank_legs_total of one rank.
+const maxRankLegs = 48
+
 // rankSeries holds the counters of one rank. Its gauges are read from the worker.Rank at each
 // scrape.
 type rankSeries struct {
 	rank *worker.Rank
 	feed [len(feedCounterNames)]atomic.Uint64
-	legs labelMap[legOutcome, atomic.Uint64]
+	legs labelMap[legOutcome, counter]
+	// legTimes are the summed durations of the legs that succeeded, in ns.
+	legTimes [legKinds]atomic.Int64
 }
 
 func (m *Metrics) rank(id worker.ID) *rankSeries {
@@ -35,7 +41,11 @@ func (m *Metrics) rank(id worker.ID) *rankSeries {
 // RankAdded starts the series of a rank. If the rank had series before, its counters start at
 // zero.
 func (m *Metrics) RankAdded(r *worker.Rank) {
-	m.updateRanks(func(all map[worker.ID]*rankSeries) { all[r.ID] = &rankSeries{rank: r} })
+	m.updateRanks(func(all map[worker.ID]*rankSeries) {
+		s := &rankSeries{rank: r}
+		s.legs.bound, s.legs.overflow = maxRankLegs, otherOutcome
+		all[r.ID] = s
+	})
 }
 
 // RankRemoved ends the series of a rank; the next scrape does not have them. The series of a newer
@@ -113,44 +123,76 @@ func learnedRate(r *worker.Rank, w worker.Work) (float64, bool) {
 	return float64(ns) / 1e9, ns > 0
 }
 
-// writeWorkers writes the series of workers and ranks.
-func (m *Metrics) writeWorkers(w io.Writer) {
+// maxRanks bounds the ranks with series of their own; the console and the admin API show all.
+const maxRanks = 2000
+
+// collectWorkers adds the series of workers and ranks.
+func (m *Metrics) collectWorkers(p *page) {
 	m.mu.Lock()
 	list := m.workers
 	m.mu.Unlock()
 	if list != nil {
-		for _, wk := range list() {
+		workers := list()
+		for _, wk := range workers[:min(len(workers), maxRanks)] {
 			s, _ := wk.State()
-			fmt.Fprintf(w, "sluice_worker_state{%s} 1\n", labelList("worker", wk.Spec.ID, "role", wk.Spec.Role.String(), "state", s.String()))
+			p.add("sluice_worker_state", labelPairs("worker", wk.Spec.ID, "role", wk.Spec.Role.String(), "state", s.String()), 1)
 		}
 	}
-	p := m.ranks.Load()
-	if p == nil || len(*p) == 0 {
+	all := m.ranks.Load()
+	if all == nil {
 		return
 	}
-	ranks := slices.SortedFunc(maps.Values(*p), func(a, b *rankSeries) int {
+	ranks := slices.SortedFunc(maps.Values(*all), func(a, b *rankSeries) int {
 		return cmp.Or(cmp.Compare(a.rank.ID.Worker, b.rank.ID.Worker), cmp.Compare(a.rank.ID.Rank, b.rank.ID.Rank))
 	})
-	labels := make([]string, len(ranks))
+	p.add("sluice_metrics_hidden_ranks", nil, float64(max(0, len(ranks)-maxRanks)))
+	ranks = ranks[:min(len(ranks), maxRanks)]
+	labels, info := make([][]*dto.LabelPair, len(ranks)), make([][]*dto.LabelPair, len(ranks))
 	for i, s := range ranks {
-		labels[i] = labelList("worker", s.rank.ID.Worker, "rank", strconv.Itoa(int(s.rank.ID.Rank)))
+		labels[i] = labelPairs("worker", s.rank.ID.Worker, "rank", strconv.Itoa(int(s.rank.ID.Rank)))
+		model := ""
+		if models := s.rank.Worker.Info().Models; len(models) > 0 {
+			model = models[0]
+		}
+		info[i] = append(slices.Clip(labels[i]), labelPairs("role", s.rank.Worker.Spec.Role.String(), "model", model)...)
 	}
+	p.addAll("sluice_rank_info", info, func(int) (float64, bool) { return 1, true })
 	for _, g := range rankGauges {
+		p.addAll(g.name, labels, func(i int) (float64, bool) { return g.read(ranks[i].rank) })
+	}
+	type legKey struct {
+		legOutcome
+		rank int
+	}
+	var legs []legKey
+	for i, s := range ranks {
+		for k := range s.legs.all() {
+			legs = append(legs, legKey{k, i})
+		}
+	}
+	slices.SortFunc(legs, func(a, b legKey) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.leg, b.leg), cmp.Compare(a.outcome, b.outcome))
+	})
+	for _, k := range legs {
+		l := append(slices.Clip(labels[k.rank]), labelPairs("leg", k.leg.String(), "outcome", k.outcome)...)
+		p.add("sluice_rank_legs_total", l, float64(ranks[k.rank].legs.get(k.legOutcome).Get()))
+	}
+	for kind := range legKinds {
+		leg := labelPairs("leg", schedule.LegKind(kind).String())
 		for i, s := range ranks {
-			if v, ok := g.read(s.rank); ok {
-				fmt.Fprintf(w, "%s{%s} %g\n", g.name, labels[i], v)
+			if ns := s.legTimes[kind].Load(); ns > 0 {
+				p.add("sluice_rank_leg_seconds_total", append(slices.Clip(labels[i]), leg...), float64(ns)/1e9)
 			}
 		}
 	}
-	for i, s := range ranks {
-		for k, n := range s.legs.all() {
-			fmt.Fprintf(w, "sluice_rank_legs_total{%s,%s} %d\n", labels[i], labelList("leg", k.leg.String(), "outcome", k.outcome), n.Load())
-		}
+	kinds := make([]*dto.LabelPair, len(feedCounterNames))
+	for k, name := range feedCounterNames {
+		kinds[k] = labelPairs("kind", name)[0]
 	}
 	for i, s := range ranks {
 		for k := range s.feed {
 			if n := s.feed[k].Load(); n > 0 {
-				fmt.Fprintf(w, "sluice_kv_feed_total{%s,kind=%q} %d\n", labels[i], feedCounterNames[k], n)
+				p.add("sluice_kv_feed_total", append(slices.Clip(labels[i]), kinds[k]), float64(n))
 			}
 		}
 	}

@@ -1,9 +1,6 @@
 package obs
 
-import (
-	"fmt"
-	"io"
-)
+import dto "github.com/prometheus/client_model/go"
 
 // TransferPair has the measurements of KV transfers from one rank to another.
 type TransferPair struct {
@@ -19,22 +16,22 @@ const maxPairs = 1024
 
 // ExposePairs makes each scrape report the first maxPairs of the pairs that the function returns.
 func (m *Metrics) ExposePairs(pairs func() []TransferPair) {
-	m.set.RegisterMetricsWriter(func(w io.Writer) {
+	m.addCollector(func(p *page) {
 		all := pairs()
 		all = all[:min(len(all), maxPairs)]
+		labels := make([][]*dto.LabelPair, len(all))
+		for i := range all {
+			labels[i] = labelPairs("from", all[i].From, "to", all[i].To)
+		}
 		for _, of := range [...]struct {
 			name  string
 			value func(*TransferPair) float64
 		}{
-			{"sluice_kv_rank_transfers_total", func(p *TransferPair) float64 { return float64(p.Transfers) }},
-			{"sluice_kv_rank_transfer_bytes_per_second", func(p *TransferPair) float64 { return p.BytesPerSecond }},
-			{"sluice_kv_rank_transfer_token_seconds", func(p *TransferPair) float64 { return p.SecondsPerToken }},
+			{"sluice_kv_rank_transfers_total", func(t *TransferPair) float64 { return float64(t.Transfers) }},
+			{"sluice_kv_rank_transfer_bytes_per_second", func(t *TransferPair) float64 { return t.BytesPerSecond }},
+			{"sluice_kv_rank_transfer_token_seconds", func(t *TransferPair) float64 { return t.SecondsPerToken }},
 		} {
-			for i := range all {
-				if v := of.value(&all[i]); v > 0 {
-					fmt.Fprintf(w, "%s %g\n", series(of.name, "from", all[i].From, "to", all[i].To), v)
-				}
-			}
+			p.addAll(of.name, labels, func(i int) (float64, bool) { v := of.value(&all[i]); return v, v > 0 })
 		}
 	})
 }

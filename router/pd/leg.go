@@ -17,7 +17,8 @@ import (
 // release it: a request's goroutine (prefillLeg, decodeLeg), a stream that outlives the request
 // (streamState), and a goroutine of the leg's own (concurrentPrefill, kvRelease).
 type legRecord struct {
-	settings    *settings // of the request for which the call is made
+	settings    *settings     // of the request for which the call is made
+	model       ModelObserver // nil: the call serves no request
 	rank        *worker.Rank
 	reservation *schedule.Reservation // nil after release
 	began       monotime.Time
@@ -43,6 +44,9 @@ func (l *legRecord) completeAfter(outcome string, took time.Duration) {
 	}
 	l.completed = true
 	l.settings.Observer.LegEnded(l.kind, l.rank.ID, outcome, took)
+	if l.model != nil && outcome == "ok" {
+		l.model.LegEnded(l.kind, took)
+	}
 }
 
 // release releases the leg's reservation on its rank. Only the first call has an effect. The
@@ -90,7 +94,10 @@ func (l *leg) shareCall() {
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
 // reservation. The request counts the leg as a try.
 func (q *request) startLeg(l *legRecord, kind schedule.LegKind, choice *schedule.Choice) {
-	*l = legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}
+	*l = legRecord{settings: q.settings, model: q.modelObserver, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}
+	if q.resumption == nil && q.modelObserver != nil && q.tries == [len(q.tries)]int{} {
+		q.modelObserver.Queued(time.Since(q.req.Received))
+	}
 	q.tries[kind]++
 	q.legSent = true
 	l.start()

@@ -72,6 +72,7 @@ type runState struct {
 type clientPart struct {
 	id              string // X-Request-Id
 	model           string
+	modelObserver   ModelObserver // nil until the model is known
 	stream          bool
 	maxTokens       int       // the client's limit on the output; 0: none
 	hasHandle       bool      // the body holds a KV handle, so only one engine may receive it

@@ -27,6 +27,8 @@ import (
 // Observer counts what the runner does. Its methods run on the request path: they must
 // neither block nor allocate.
 type Observer interface {
+	// Model returns the observer of a model's requests. The name is one of the fleet's.
+	Model(name string) ModelObserver
 	// LegStarted and LegEnded bracket one engine call. outcome is "ok", a front.Reason, or the
 	// class of the engine's status ("4xx", "5xx").
 	LegStarted(leg schedule.LegKind, id worker.ID)
@@ -244,10 +246,13 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 	})
 }
 
-// endExplain ends the explain record. For a request that continues a stream it does nothing,
+// endExplain ends the explain record and counts the request's outcome. For a request that continues a stream it does nothing,
 // because the stream ends the record.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
+		if q.modelObserver != nil {
+			q.modelObserver.Ended(&out, q.prompt.Count, q.traceID())
+		}
 		q.settings.Scheduler.EndRecord(q.req.RequestID, out)
 	}
 }

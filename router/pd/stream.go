@@ -22,7 +22,7 @@ import (
 )
 
 // streamState is what a relayed stream needs after its request has returned to the pool. Thousands
-// exist at a time; it exactly fills a size class of 224 bytes.
+// exist at a time; it stays within a size class of 256 bytes.
 type streamState struct {
 	legRecord
 	requestID      string
@@ -49,6 +49,7 @@ type streamState struct {
 	endedTransfer *schedule.Transfer // the result of the hand-over of an earlier leg
 	unmigratable  string             // why the stream cannot migrate
 	migration     *streamMigration   // nil if it cannot migrate
+	trace         *[16]byte          // the request's trace id; nil if it has none
 	indexedWorker *worker.Worker     // the worker under which Runner.migratable lists the stream
 }
 
@@ -58,7 +59,7 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 		legRecord: l.handOver(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
 		pass: q.req.Principal, received: monotime.Of(q.req.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
-		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
+		trace: q.sharedTraceID(), prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
 		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
 	}
 	if q.concurrent != nil {
@@ -86,6 +87,9 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 		}
 	}
 	hooks := front.RelayHooks{Handler: s, ClientDeadline: q.deadline}
+	if s.model != nil {
+		hooks.Intervals = s.model.Intervals()
+	}
 	if q.answerLease != nil {
 		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil
 	}
@@ -119,7 +123,11 @@ func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
 	s.kv.On(abort.Decoded)
 	s.reservation.PrefillDone()
-	s.settings.Observer.FirstToken(s.endpoint.Path, s.received.Since())
+	took := s.received.Since()
+	s.settings.Observer.FirstToken(s.endpoint.Path, took)
+	if s.model != nil {
+		s.model.FirstToken(took, s.traceOf())
+	}
 }
 
 // Done implements front.Doner. The engine has finished the work, even if it ends its response
@@ -193,6 +201,9 @@ func (s *streamState) Ended(res relay.Result) {
 	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.migrated {
 		s.settings.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
 	}
+	if s.model != nil {
+		s.model.Ended(&out, int(s.tokens), s.traceOf())
+	}
 	opt.Scheduler.EndRecord(s.requestID, out)
 	if outcome != "ok" {
 		s.logEnd(res.Cause, outcome, res.Err)
@@ -222,7 +233,7 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 
 // finishTransfer closes the watch over the stream's hand-over and returns its result.
 func (s *streamState) finishTransfer() schedule.Transfer {
-	return s.settings.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
+	return s.settings.r.finishTransfer(s.transfer, s.model, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
 }
 
 // commitQuota charges the client's key for the stream instead of the reserved tokens: the usage

@@ -108,7 +108,7 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 func (q *request) finishTransfer(l *decodeLeg) schedule.Transfer {
 	w := q.prefillLeg.transfer
 	q.prefillLeg.transfer = nil
-	return q.r.finishTransfer(w, q.req.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
+	return q.r.finishTransfer(w, l.model, q.req.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 
 // minRateTokens is the minimum number of tokens of a transfer from which the router learns a rate.
@@ -117,7 +117,7 @@ const minRateTokens = 64
 // finishTransfer closes a watch, records the transfer's duration for the pair of ranks, and returns
 // the transfer's entry for the explain record. If the report arrives a moment later, it is recorded
 // then.
-func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
+func (r *Runner) finishTransfer(w *kvtransfer.Transfer, model ModelObserver, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
 	if w == nil {
 		return schedule.Transfer{}
 	}
@@ -127,16 +127,17 @@ func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, 
 	if w.Pending() {
 		id := strings.Clone(requestID)
 		if w.CloseOnReport(func(res completion.Result) {
-			r.options().Scheduler.AddTransfer(id, r.recordTransfer(&res, from, to, tokens))
+			r.options().Scheduler.AddTransfer(id, r.recordTransfer(&res, model, from, to, tokens))
 		}) {
 			return schedule.Transfer{State: "unknown"}
 		}
 	}
 	res := w.Close()
-	return r.recordTransfer(&res, from, to, tokens)
+	return r.recordTransfer(&res, model, from, to, tokens)
 }
 
-func (r *Runner) recordTransfer(res *completion.Result, from, to *worker.Rank, tokens int) schedule.Transfer {
+func (r *Runner) recordTransfer(res *completion.Result, model ModelObserver, from, to *worker.Rank, tokens int) schedule.Transfer {
+	observeTransfer(model, res)
 	r.options().Transfers.RecordTransfer(from, to, tokens, res)
 	t := schedule.Transfer{State: "unknown", Bytes: res.Bytes, Duration: res.Duration, Delay: res.Elapsed}
 	if res.State != completion.Pending {
