@@ -103,6 +103,8 @@ check "completion in zsh" completes zsh -f -c "autoload -Uz compinit && compinit
 cp "$deb" "$root/sluice.deb"
 check "install" in_root dpkg -i /sluice.deb
 check "the program runs and knows its version" in_root sluice version
+check "the schema that the configuration names is there" in_root test -s /usr/share/sluice/sluice.schema.json
+check "it is the program's" bash -c 'cmp <(chroot "$1" /usr/bin/sluice config schema) "$1/usr/share/sluice/sluice.schema.json"' - "$root"
 check "the configuration works unchanged" in_root sluice check --config /etc/sluice/sluice.yaml
 precheck() { # what the unit runs before it starts the service
   local line

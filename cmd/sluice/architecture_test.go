@@ -48,6 +48,8 @@ var directDependencies = []string{
 	"github.com/prometheus/client_golang",     // /metrics: collectors of the process and the Go runtime
 	"github.com/prometheus/client_model",      // /metrics: the families of a scrape
 	"github.com/prometheus/common",            // /metrics: the formats
+	// tests only: validates files with the schema of the configuration
+	"github.com/santhosh-tekuri/jsonschema/v6",
 	"github.com/spf13/cobra",                  // subcommands, completion and man pages of the command line
 	"github.com/spf13/pflag",                  // its GNU-style flags
 	"github.com/tinylib/msgp",                 // msgpack of the same

@@ -72,7 +72,7 @@ func newRoot() *cobra.Command {
 	)
 	root.AddCommand(
 		serveCommand(), sidecarCommand(), demoCommand(), registerCommand(),
-		initCommand(), checkCommand(), keyCommand(), doctorCommand(),
+		initCommand(), checkCommand(), configCommand(), keyCommand(), doctorCommand(),
 		workersCommand(), requestsCommand(), topCommand(), drainCommand(true), drainCommand(false),
 		reloadCommand(), restartCommand(), explainCommand(), recordCommand(),
 		simCommand(), loadCommand(), replayCommand(),

@@ -35,7 +35,7 @@ type Config struct {
 	EngineKey string    `yaml:"engine_key" secret:"true"`
 	EngineTLS EngineTLS `yaml:"engine_tls"`
 
-	Workers []Worker         `yaml:"workers"`
+	Workers []Worker         `yaml:"workers"` // engines with their URLs and roles; discovery and registration add others
 	PD      PD               `yaml:"pd"`
 	LMCache LMCache          `yaml:"lmcache"`
 	Models  map[string]Model `yaml:"models"` // per-model overrides, by name
@@ -269,7 +269,7 @@ type Transfers struct {
 
 // Model overrides PD for one model.
 type Model struct {
-	PD *PD `yaml:"pd"`
+	PD *PD `yaml:"pd"` // prefill/decode disaggregation of this model, instead of pd
 }
 
 // Limits bound requests and connections.

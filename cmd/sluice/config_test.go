@@ -1,0 +1,35 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/router/e2e/harness"
+)
+
+// TestConfigCommands: sluice check accepts the printed defaults, and the schema is JSON.
+func TestConfigCommands(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := runArgs("config", []string{"print-defaults"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "\n  prefill: 5m\n") {
+		t.Fatalf("print-defaults: exit %d: %s%s", code, &out, &errs)
+	}
+	path := filepath.Join(t.TempDir(), "defaults.yaml")
+	harness.WriteFile(t, path, out.String())
+	var checked bytes.Buffer
+	if code := runArgs("check", []string{"--config", path, "--engine", "http://127.0.0.1:1"}, &checked, &errs); code != 0 {
+		t.Errorf("check of the defaults: exit %d: %s", code, &errs)
+	}
+	out.Reset()
+	if code := runArgs("config", []string{"schema"}, &out, &errs); code != 0 || !json.Valid(out.Bytes()) || !strings.Contains(out.String(), "2020-12") {
+		t.Errorf("schema: exit %d: %.200s%s", code, &out, &errs)
+	}
+	for args, code := range map[string]int{"": 2, "--help": 0, "shema": 2, "schema x": 2} {
+		var out, errs bytes.Buffer
+		if got := runArgs("config", strings.Fields(args), &out, &errs); got != code || out.Len()+errs.Len() == 0 {
+			t.Errorf("config %s: exit %d, want %d: %s%s", args, got, code, &out, &errs)
+		}
+	}
+}
