@@ -194,14 +194,17 @@ type RelayHooks struct {
 	// Rewrite changes the events of the stream; may be nil.
 	Rewrite sse.Rewriter
 	// Transcript lets another engine continue the stream if its engine fails; may be nil.
-	// With a Transcript, Rewrite is not used. Package relay describes both it and Usage.
+	// With a Transcript, Rewrite is not used.
 	Transcript *transcript.Transcript
-	Usage      bool
+	// Usage: the client asked for the usage at the end of the stream.
+	Usage bool
 	// Intervals, when set, counts the times between the stream's events.
 	Intervals *relay.Intervals
 	// Choices is the number of choices that the client asked for (n); 0: it did not say. See
 	// relay.Options.
 	Choices int
+	// EndsWithChoices: Choices is exact. See relay.Options.
+	EndsWithChoices bool
 	// ClientDeadline is the client's deadline, the zero time for none. See relay.Options.
 	ClientDeadline time.Time
 }

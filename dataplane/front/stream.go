@@ -268,18 +268,20 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 			carry = relay.Migration{Transcript: t, IncludeUsage: hooks.Usage, Next: (*streamMigrator)(st)}
 		}
 		return relay.Start(st, st.resp, relay.Options{
-			Protocol:       st.endpoint.Protocol,
-			Choices:        hooks.Choices,
-			Intervals:      hooks.Intervals,
-			WriteTimeout:   s.options().WriteTimeout,
-			IdleTimeout:    s.options().StreamIdleTimeout,
-			Rewrite:        hooks.Rewrite,
-			Migration:      carry,
-			Convert:        st.setup.convert,
-			ClientDeadline: hooks.ClientDeadline,
-			Loops:          s.loops,
-			Budget:         s.partialEvents,
-			ShuttingDown:   &s.drainExpired,
+			Protocol:        st.endpoint.Protocol,
+			Choices:         hooks.Choices,
+			EndsWithChoices: hooks.EndsWithChoices,
+			Usage:           hooks.Usage,
+			Intervals:       hooks.Intervals,
+			WriteTimeout:    s.options().WriteTimeout,
+			IdleTimeout:     s.options().StreamIdleTimeout,
+			Rewrite:         hooks.Rewrite,
+			Migration:       carry,
+			Convert:         st.setup.convert,
+			ClientDeadline:  hooks.ClientDeadline,
+			Loops:           s.loops,
+			Budget:          s.partialEvents,
+			ShuttingDown:    &s.drainExpired,
 		})
 	})
 }

@@ -16,7 +16,18 @@ type finishTracker struct {
 	others  uint16 // how many of the others have finished
 	// unscanned: the last event that could have been the end of the answer was not scanned.
 	unscanned bool
+	end       answerEnd
 }
+
+// answerEnd says whether the answer of an OpenAI stream has ended, before [DONE].
+type answerEnd uint8
+
+const (
+	endUnknown     answerEnd = iota // only [DONE] ends the answer
+	endAfterUsage                   // the client asked for usage, which has not been sent
+	endAfterFinish                  // the finish reasons of all choices end the answer
+	endSeen                         // the answer has ended
+)
 
 // knownChoices is the number of choices that have a bit.
 const knownChoices = 16
@@ -37,7 +48,27 @@ func (f *finishTracker) add(index int, finished bool) {
 	case f.others < apiformat.MaxChoiceIndex:
 		f.others++
 	}
+	f.checkEnd()
 }
+
+// usageSent records an event with usage and without choices.
+func (f *finishTracker) usageSent() {
+	if f.end == endAfterUsage {
+		f.end = endAfterFinish
+		f.checkEnd()
+	}
+}
+
+func (f *finishTracker) checkEnd() {
+	if f.end >= endAfterFinish {
+		if f.end = endAfterFinish; f.all() {
+			f.end = endSeen
+		}
+	}
+}
+
+// answered reports whether the stream lacks nothing of its answer but perhaps [DONE].
+func (s *streamScanner) answered() bool { return s.ended || s.finishes.end == endSeen }
 
 // all reports whether there were choices and all of them have finished.
 func (f *finishTracker) all() bool {

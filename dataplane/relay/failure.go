@@ -43,7 +43,7 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 	if !known || !s.chunked && (!s.scanning || !s.mayAppend()) {
 		return nil, false
 	}
-	complete = s.scan.ended && !s.scan.failed
+	complete = (s.scan.ended || s.keptOpen()) && !s.scan.failed
 	if s.err == errTooBig {
 		f.Message = s.err.Error()
 	}
@@ -117,7 +117,7 @@ func (s *stream) appendMissingEvents(dst []byte, f sse.Failure) []byte {
 	switch {
 	case s.scan.ended: // the client has the whole answer
 		return dst
-	case s.scan.failed && s.scan.protocol == sse.OpenAI:
+	case (s.scan.failed || s.keptOpen()) && s.scan.protocol == sse.OpenAI:
 		return append(dst, "data: [DONE]\n\n"...)
 	}
 	return f.AppendEvent(dst, s.scan.protocol, s.nextSequenceNumber())

@@ -68,7 +68,7 @@ func (s *stream) detachConns() bool {
 	if t.In, deadline, ok = s.resp.Detach(&state.detached, t); !ok {
 		return false
 	}
-	if by := time.Now().Add(lastGrace); s.scan.ended && (deadline.IsZero() || by.Before(deadline)) {
+	if by := time.Now().Add(lastGrace); s.scan.answered() && (deadline.IsZero() || by.Before(deadline)) {
 		deadline = by
 	}
 	t.SetDeadline(deadline)
@@ -118,7 +118,7 @@ func (l *loopStream) Process(p []byte, t time.Time) (out []byte, done bool) {
 // Sent implements the optional method of an eventloop.Handler.
 func (l *loopStream) Sent() (most time.Duration) {
 	l.editor.releaseSent()
-	if l.scan.ended {
+	if l.scan.answered() {
 		most = lastGrace
 	}
 	return most

@@ -161,6 +161,7 @@ func (s *streamScanner) openAI(data []byte) {
 	s.private = s.private || w.hasOther
 	index, native, finished := 0, false, false
 	answer, detail, message := false, false, false // members of an answer, and of a bare error
+	choices, usage := false, false                 // the event has such
 	var object, kind, code []byte
 	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
@@ -170,10 +171,12 @@ func (s *streamScanner) openAI(data []byte) {
 				continue
 			}
 			for w.Element() {
+				choices = true
 				s.choice(&w)
 			}
 		case "usage":
-			w.hasOther = w.hasOther || !w.Null()
+			usage = !w.Null()
+			w.hasOther = w.hasOther || usage
 			readUsage(&w.Cursor, &s.usage)
 		case "error":
 			if !w.Null() {
@@ -209,8 +212,11 @@ func (s *streamScanner) openAI(data []byte) {
 			w.Skip()
 		}
 	}
-	if native {
+	switch {
+	case native:
 		s.finishes.add(index, finished)
+	case usage && !choices:
+		s.finishes.usageSent()
 	}
 	s.private = s.private || w.Bad
 	if (detail || message) && !answer && !native && object == nil {

@@ -25,6 +25,10 @@ type Options struct {
 	// Choices is how many choices the client asked for; 0: unknown. OpenAI's streams report the end
 	// of each, and such a stream is complete when all have ended.
 	Choices int
+	// EndsWithChoices: Choices is exact, and the answer of an OpenAI stream is complete when all
+	// have ended and, with Usage, the usage has been sent. The engine then has a second for [DONE].
+	EndsWithChoices bool
+	Usage           bool // the client asked for the usage at the end
 	// Rewrite, when set, changes the events of an event stream. Other bodies are not rewritten.
 	Rewrite sse.Rewriter
 	// Migration, when it has a Transcript, replaces Rewrite and lets a chunked event stream
@@ -117,8 +121,9 @@ const (
 	// progressBits: progress is recorded (upstream.Response.NoteProgress) once in 1<<progressBits
 	// ns, about a second, so that an event costs at most a memory access.
 	progressBits = 30
-	// lastGrace is how long an engine may keep its response open after the stream's own last event.
-	// Then the client's stream ends and the connection to the engine is closed.
+	// lastGrace is how long an engine may keep its response open after the stream's own last event,
+	// or in OpenAI's protocols after the last event before [DONE]. Then the client's stream ends and
+	// the connection to the engine is closed.
 	lastGrace = time.Second
 	// finalWriteTime bounds each write after Options.ClientDeadline: time for the last events.
 	finalWriteTime = 50 * time.Millisecond
@@ -234,6 +239,13 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	s.scan.protocol, s.scan.KeepsOversized = opt.Protocol, true
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
+	switch {
+	case !opt.EndsWithChoices || opt.Convert != nil: // a Converter needs [DONE]
+	case opt.Usage:
+		s.scan.finishes.end = endAfterUsage
+	default:
+		s.scan.finishes.end = endAfterFinish
+	}
 	if t := opt.Migration.Transcript; t != nil && !(s.scanning && s.chunked) {
 		opt.Rewrite, opt.Migration = t, Migration{} // ids are removed all the same
 	}
@@ -322,7 +334,7 @@ func (s *stream) usage() Usage {
 }
 
 // keptOpen reports whether the stream is complete and its engine merely did not end the body.
-func (s *stream) keptOpen() bool { return s.scan.ended && s.cause == EngineStalled }
+func (s *stream) keptOpen() bool { return s.scan.answered() && s.cause == EngineStalled }
 
 // run relays until the body ends or fails (true), or until the stream is attached to a loop
 // (false).
@@ -395,7 +407,7 @@ func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 		s.recordEnd()
 		return true
 	}
-	if s.scan.ended && !s.detached {
+	if s.scan.answered() && !s.detached {
 		s.resp.SetDeadline(t.Add(lastGrace)) // bounds the response; later calls change nothing
 	}
 	s.migrating = s.shouldMigrate()
@@ -560,7 +572,7 @@ func (s *stream) readEnded(err error) {
 		s.setCause(ClientGone, err)
 	case errors.Is(err, upstream.ErrCancelled):
 		s.setCause(Cancelled, err)
-	case errors.Is(err, upstream.ErrFrozen), errors.Is(err, upstream.ErrTimeout) && s.scan.ended:
+	case errors.Is(err, upstream.ErrFrozen), errors.Is(err, upstream.ErrTimeout) && s.scan.answered():
 		s.setCause(EngineStalled, err)
 	case errors.Is(err, upstream.ErrTimeout) && (s.pastClientDeadline(time.Now()) || s.resp.PastDeadline()):
 		s.setCause(Deadline, err)

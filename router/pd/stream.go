@@ -3,12 +3,10 @@ package pd
 import (
 	"context"
 	"log/slog"
-	"math"
 	"net/netip"
 	"slices"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
 	"sluice/dataplane/relay"
@@ -93,13 +91,12 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	if q.answerLease != nil {
 		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil
 	}
-	if n, ok := q.req.Doc.Int(jsonscan.KeyN); ok {
-		hooks.Choices = int(min(n, math.MaxInt32))
-	}
+	hooks.Choices, hooks.EndsWithChoices = reqbody.Choices(q.req.Endpoint.Kind, &q.req.Doc)
+	hooks.Usage = reqbody.WantsUsage(&q.req.Doc)
 	if c := q.newMigration(s, resp); c != nil {
 		s.migration = c
 		q.r.migratable.add(s)
-		hooks.Transcript, hooks.Usage = &c.Transcript, reqbody.WantsUsage(&q.req.Doc)
+		hooks.Transcript = &c.Transcript
 	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 		hooks.Rewrite = a.Events(&q.handover)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,5 +68,31 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 	}
 	if m := testwait.Median(booked...); m > 700*time.Millisecond {
 		t.Errorf("the rank was booked for %v behind [DONE] (median of %v)", m, booked)
+	}
+}
+
+// TestEngineOmitsDone: an engine sends the finish reason of the only choice, no [DONE], and nothing
+// more, and keeps the connection open. The client gets its end long before timeouts.stream_idle.
+func TestEngineOmitsDone(t *testing.T) {
+	const finish = `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n"
+	for _, allow := range []int{0, 1} { // migrations; with none the router forwards the bytes unparsed
+		t.Run(strconv.Itoa(allow), func(t *testing.T) {
+			t.Parallel()
+			e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				for _, part := range []string{harness.StreamChunk, harness.StreamChunk, finish} {
+					testwait.Pace(20 * time.Millisecond) // so that an event loop relays it
+					_, _ = io.WriteString(w, part)
+					w.(http.Flusher).Flush()
+				}
+				<-r.Context().Done()
+			})
+			r := harness.StartRouter(t, func(c *config.Config) { c.Migration.Max, c.Timeouts.StreamIdle = allow, 8*time.Second }, e.Worker(worker.Aggregated, "w0"))
+			began := time.Now()
+			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`))
+			if took := time.Since(began); a.Status != 200 || !strings.HasSuffix(string(a.Body), finish+harness.StreamEnding) || took > 6*time.Second {
+				t.Errorf("status %d after %v: %q", a.Status, took, a.Body)
+			}
+		})
 	}
 }

@@ -5,6 +5,7 @@ package reqbody
 
 import (
 	"bytes"
+	"math"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -54,6 +55,23 @@ func SeveralSequences(kind front.Kind, doc *jsonscan.Doc) string {
 		return "beam_search"
 	}
 	return ""
+}
+
+// Choices returns how many choices the client asked for by n, 0 if it did not say. exact reports
+// whether the answer has exactly that many: with several prompts it has as many for each, and with
+// beam search or best_of it depends on the engine.
+func Choices(kind front.Kind, doc *jsonscan.Doc) (n int, exact bool) {
+	if v, ok := doc.Int(jsonscan.KeyN); ok {
+		n = int(min(v, math.MaxInt32))
+	}
+	if kind != front.Chat && (kind != front.Completions || isMultiPrompt(doc.Raw(jsonscan.KeyPrompt))) ||
+		WantsSeveral(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) {
+		return n, false
+	}
+	if n == 0 && !WantsSeveral(doc.Raw(jsonscan.KeyN)) {
+		n = 1
+	}
+	return n, n > 0
 }
 
 // WantsSeveral reports whether a value of n asks for anything but one choice. The engine refuses a
