@@ -46,7 +46,7 @@ type Engine struct {
 // Start binds all sockets of an engine and serves until Close, or until ctx ends. It
 // returns at once; the addresses are then known.
 func Start(ctx context.Context, o Options) (*Engine, error) {
-	o, err := o.withDefaults()
+	o, err := o.WithDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
 	e := &Engine{o: o, surface: surfaces[o.Engine], faults: faults.NewSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
-	e.formats = &api.Config{Engine: o.Engine, Version: o.Version, Model: o.Model, Release: o.release, Seed: o.Seed, MaxModelLen: o.MaxModelLen, Ranks: o.Ranks,
+	e.formats = &api.Config{Engine: o.Engine, Version: o.Version, Model: o.Model, Release: o.VLLM, Seed: o.Seed, MaxModelLen: o.MaxModelLen, Ranks: o.Ranks,
 		HideCached: o.HideCached, SkipTokenizer: o.SkipTokenizer, Incremental: o.Incremental, HidesPromptLogprobs: o.PD == "sglang" && o.Role == "decode",
 		DisableScaleUp: o.DisableScaleUp, Failure: e.errorBody}
 	for _, f := range o.Faults {

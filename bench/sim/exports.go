@@ -4,12 +4,15 @@ import (
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/options"
 	"sluice/bench/sim/textgen"
 )
 
 // Names from the packages below sim that callers of Options and Engine use, so that
 // they import sim alone.
 type (
+	// Options describes an engine and its behaviour.
+	Options = options.Options
 	// Cost is the linear time model of one rank.
 	Cost = cost.Model
 	// Fault is one thing to go wrong, and where.
@@ -36,6 +39,9 @@ const (
 
 // ParseFault reads a fault from "kind=status,path=/v1/,leg=prefill,n=3,status=503".
 func ParseFault(s string) (Fault, error) { return faults.ParseFault(s) }
+
+// PDFamilies returns the values of Options.PD.
+func PDFamilies() []string { return options.Families() }
 
 // Encodings returns the names that Options.Encoding accepts.
 func Encodings() []string { return eventcodec.Encodings() }

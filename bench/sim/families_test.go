@@ -3,6 +3,8 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,5 +155,13 @@ func TestSharedStorage(t *testing.T) {
 	}
 	if s := d.Stats().Ranks[0]; s.Transfers != 1 || s.BlocksFree != s.BlocksTotal {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestFamiliesAreComplete compares the families that the engine implements with those that
+// Options.PD accepts.
+func TestFamiliesAreComplete(t *testing.T) {
+	if got := slices.Sorted(maps.Keys(pdFamilies)); !slices.Equal(got, PDFamilies()) {
+		t.Errorf("implemented are %v; Options.PD accepts %v", got, PDFamilies())
 	}
 }

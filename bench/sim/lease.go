@@ -45,7 +45,7 @@ func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
 // leasePrefill keeps the blocks of a prefill that ended in a way that keeps them.
 func (r *rank) leasePrefill(s *seq) {
-	if s.j.prefillLeg && s == s.j.seqs[0] && (s.Reason == "length" || r.o.release.StopRetainsBlocks()) {
+	if s.j.prefillLeg && s == s.j.seqs[0] && (s.Reason == "length" || r.o.VLLM.StopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
@@ -187,7 +187,7 @@ func (j *job) AppendHandle(b []byte) []byte {
 
 // nixlHandle appends the handle of blocks leased under key.
 func (j *job) nixlHandle(b []byte, key, mode string) []byte {
-	s, l, rel := j.seqs[0], j.rank.l, j.rank.o.release
+	s, l, rel := j.seqs[0], j.rank.l, j.rank.o.VLLM
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
 	if j.fault == nil || j.fault.Kind != faults.BadHandle {
 		if !rel.FlatIDs() {
@@ -241,7 +241,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 
 // AppendStreamedHandle appends the handle to the last chunk of a stream, since 0.33.
 func (j *job) AppendStreamedHandle(b []byte, index int) []byte {
-	if s := j.seqs[index]; s.Reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
+	if s := j.seqs[index]; s.Reason == "" || !s.leased || !j.rank.o.VLLM.StreamsHandle() {
 		return b
 	}
 	return j.AppendHandle(append(b, `,"kv_transfer_params":`...))

@@ -96,7 +96,7 @@ func serveMetrics(c *conn, r *httpconn.Request) {
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
 		strconv.FormatFloat(float64(l.startedAt.UnixMilli())/1000, 'f', 2, 64) + "\n")
 	page := b.String()
-	if !l.e.o.release.Since(12, 0) {
+	if !l.e.o.VLLM.Since(12, 0) {
 		page = vllm.OldMetrics.Replace(page)
 	}
 	c.Respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))

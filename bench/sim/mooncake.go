@@ -152,7 +152,7 @@ func (g *mooncakeLeg) cancel(r *rank, j *job) {
 
 // onRefused does as with NIXL: decode's server submits an aborted request instead.
 func (g *mooncakeLeg) onRefused(l *incarnation) {
-	if g.prefill || !l.e.o.release.RefusalReleases() {
+	if g.prefill || !l.e.o.VLLM.RefusalReleases() {
 		return
 	}
 	l.wg.Go(func() {

@@ -75,7 +75,7 @@ func (p *puller) track(h *handle) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tracked[h] = struct{}{}
-	if !p.l.e.o.release.Heartbeats() {
+	if !p.l.e.o.VLLM.Heartbeats() {
 		return
 	}
 	if !p.heartbeatRunning {

@@ -138,7 +138,7 @@ func (g *pushLeg) cancel(r *rank, j *job) {
 
 // onRefused is assumed to be as in pull mode.
 func (g *pushLeg) onRefused(l *incarnation) {
-	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.RefusalReleases() {
+	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.VLLM.RefusalReleases() {
 		l.releaseOffer(g.addr, g.engine, g.key)
 	}
 }

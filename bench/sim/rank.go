@@ -234,7 +234,7 @@ func (r *rank) abort(j *job) {
 		r.counters.aborted++
 		r.drop(j)
 	}
-	if h := j.handle; h != nil && !j.Params.Stream && r.o.release.CancelReleases() {
+	if h := j.handle; h != nil && !j.Params.Stream && r.o.VLLM.CancelReleases() {
 		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
 	}
 	r.markAnswered(j)

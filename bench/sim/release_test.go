@@ -43,13 +43,13 @@ func TestReleaseRequestID(t *testing.T) {
 
 func TestReleaseLease(t *testing.T) {
 	for rel, want := range map[string]time.Duration{"0.9.2": 100 * 365 * 24 * time.Hour, "0.10.0": 120 * time.Second, "0.11.0": 120 * time.Second, "0.11.1": 480 * time.Second, "0.21": 480 * time.Second, "0.22": 30 * time.Second, "0.33": 30 * time.Second} {
-		o, err := Options{Release: rel}.withDefaults()
+		o, err := Options{Release: rel}.WithDefaults()
 		if err != nil || o.Lease != want {
 			t.Errorf("%s: lease %v, want %v (%v)", rel, o.Lease, want, err)
 		}
 	}
 	for _, bad := range []string{"1", "0.8.5", "0.34", "x", "0.9.1.2", "0.x"} {
-		if _, err := (Options{Release: bad}).withDefaults(); err == nil {
+		if _, err := (Options{Release: bad}).WithDefaults(); err == nil {
 			t.Errorf("release %q was taken", bad)
 		}
 	}
@@ -123,7 +123,7 @@ func TestReleaseSurface(t *testing.T) {
 		t.Error("0.10.0 has the metric names of 0.12")
 	}
 	for rel, want := range map[string]string{"0.9.2": "vllm-0.9.2", "0.10.1": "vllm-0.9.2", "0.16": "vllm-0.14", "0.23": "vllm-0.22", "0.24": "vllm-0.24", "0.32": "vllm-0.26", "0.33": "vllm-0.33"} {
-		if o, _ := (Options{Release: rel}).withDefaults(); o.Encoding != want {
+		if o, _ := (Options{Release: rel}).WithDefaults(); o.Encoding != want {
 			t.Errorf("%s publishes %s, want %s", rel, o.Encoding, want)
 		}
 	}

@@ -20,7 +20,7 @@ func serveAPI(c *conn, r *httpconn.Request) *job {
 		return nil
 	}
 	formatOf, generates := l.e.surface.inference[r.Path]
-	if !l.e.o.release.HasEndpoint(r.Path) {
+	if !l.e.o.VLLM.HasEndpoint(r.Path) {
 		l.e.log.add(r, -1)
 		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 		return nil
@@ -54,7 +54,7 @@ func serveAPI(c *conn, r *httpconn.Request) *job {
 			h = nil // vLLM without a connector logs a warning and ignores it
 		}
 	}
-	if r.Path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
+	if r.Path == "/v1/messages" && err == nil && l.e.o.VLLM.ChecksBudget() {
 		if err = b.CheckBudget(); err != nil {
 			h, pd = nil, nil // the body is validated before the handle is used
 		}
@@ -83,7 +83,7 @@ func serveAPI(c *conn, r *httpconn.Request) *job {
 	if f != nil && f.Kind == faults.Stall && f.Phase == "" && f.After == 0 {
 		f = nil // the fault is over; the rank does not see it
 	}
-	if err == nil && h != nil && !l.e.o.release.RemoteID() && h.wire.RequestID == "" {
+	if err == nil && h != nil && !l.e.o.VLLM.RemoteID() && h.wire.RequestID == "" {
 		h.wire.RequestID = "-" // decode refers to the request by its own id, which name sets
 	}
 	if err == nil {
@@ -193,7 +193,7 @@ func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 	if pd != nil {
 		pd.onRefused(l)
 	}
-	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.RefusalReleases() {
+	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.VLLM.RefusalReleases() {
 		l.pull.release(h)
 	}
 }
@@ -213,7 +213,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, pd pdLeg) (int, e
 		}
 	}
 	want, named := 0, false
-	if v, ok := r.Get("X-data-parallel-rank"); ok && l.e.o.release.RankHeader() {
+	if v, ok := r.Get("X-data-parallel-rank"); ok && l.e.o.VLLM.RankHeader() {
 		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores a value that is not an integer
 			want, named = i, true
 		}
@@ -249,7 +249,7 @@ func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpcon
 		if h.wire.RemotePrefill {
 			j.handle = h
 		}
-		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.Path == "/v1/chat/completions" {
+		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.VLLM.AcceptsPromptIDs() && r.Path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
 				return api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
@@ -291,10 +291,10 @@ func (j *job) name(r *httpconn.Request, b *api.Body) {
 	if r.Path == "/v1/completions" {
 		j.internal += "-0"
 	}
-	if o := &j.c.incarnation.e.o; o.release.IDSuffix() && !o.ClientIDs {
+	if o := &j.c.incarnation.e.o; o.VLLM.IDSuffix() && !o.ClientIDs {
 		j.internal += "-" + randomHex(4)
 	}
-	if h := j.handle; h != nil && !j.c.incarnation.e.o.release.RemoteID() {
+	if h := j.handle; h != nil && !j.c.incarnation.e.o.VLLM.RemoteID() {
 		h.wire.RequestID = j.internal // decode asks by its own id
 	}
 }

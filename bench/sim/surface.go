@@ -1,9 +1,6 @@
 package sim
 
 import (
-	"maps"
-	"slices"
-
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/httpconn"
 )
@@ -29,7 +26,7 @@ var surfaces = map[string]*surface{
 
 // errorBody returns an error in the format of the engine and its release.
 func (e *Engine) errorBody(status int, msg, param string) []byte {
-	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
+	if e.o.Engine == "vllm" && e.o.VLLM.FlatErrors() {
 		return api.SGLangError(status, msg, param) // the same flat object
 	}
 	return e.surface.failure(status, msg, param)
@@ -53,9 +50,6 @@ var pdFamilies = map[string]legReader{
 	"storage":      readStorage,
 	"trtllm":       readTRTLLM,
 }
-
-// PDFamilies returns the values of Options.PD.
-func PDFamilies() []string { return slices.Sorted(maps.Keys(pdFamilies)) }
 
 // pdLeg is what a family does for one request besides generating. All methods except
 // side and begin run on the rank's goroutine. Implementations embed defaultLeg and

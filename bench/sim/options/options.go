@@ -1,4 +1,5 @@
-package sim
+// Package options has the options of a simulated engine and their flags.
+package options
 
 import (
 	"flag"
@@ -26,7 +27,7 @@ type Options struct {
 	RankPorts bool
 	Role      string // "prefill", "decode" or "aggregated" (""); a label only: vLLM serves every request in any role
 	Engine    string // "vllm" (""), "sglang" or "trtllm"
-	PD        string // P/D family, see PDFamilies; "" is the engine's own: "nixl" for vllm, else the engine's name
+	PD        string // P/D family, see Families; "" is the engine's own: "nixl" for vllm, else the engine's name
 	Release   string // vLLM release whose handles, timeouts, errors, events and endpoints it has; "" means "0.32"
 	Version   string // response of /version; "" is the release
 	Model     string // "" means "sim"
@@ -101,7 +102,7 @@ type Options struct {
 	FaultSeed      uint64 // random seed of faults with a probability
 	DisableScaleUp bool   // /inference/v1/* returns 403, as vLLM without --enable-scale-out
 
-	release vllm.Release // Release, parsed
+	VLLM vllm.Release // Release, parsed; WithDefaults sets it
 }
 
 // Flags binds every option to a flag of fs, with its default and help.
@@ -109,8 +110,8 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", "127.0.0.1:0", "HTTP `address`; port 0 uses a free one")
 	fs.BoolVar(&o.RankPorts, "rank-ports", false, "open one more port for each data-parallel rank")
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
-	fs.StringVar(&o.Engine, "engine", "vllm", "engine: "+strings.Join(slices.Sorted(maps.Keys(surfaces)), ", "))
-	fs.StringVar(&o.PD, "pd", "", "P/D family: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
+	fs.StringVar(&o.Engine, "engine", "vllm", "engine: "+strings.Join(Engines(), ", "))
+	fs.StringVar(&o.PD, "pd", "", "P/D family: "+strings.Join(Families(), ", ")+"; empty is the engine's own")
 	fs.StringVar(&o.Release, "release", "0.32", "vLLM `release` to simulate: handles, timeouts, errors, events, endpoints (0.9 to 0.33)")
 	fs.StringVar(&o.Version, "engine-version", "", "response of /version; empty is the release")
 	fs.StringVar(&o.Model, "model", "sim", "model `name`")
@@ -180,11 +181,21 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	})
 }
 
+// families are the values of Options.PD: the P/D families that an engine can speak, and none.
+var families = []string{"lmcache", "mooncake", "nixl", "nixl-push", "none", "orchestrated", "sglang", "storage", "trtllm"}
+
+// Families returns the values of Options.PD.
+func Families() []string { return slices.Clone(families) }
+
+// Engines returns the values of Options.Engine.
+func Engines() []string { return slices.Sorted(maps.Keys(enginePD)) }
+
 // enginePD is the default P/D family of each engine.
 var enginePD = map[string]string{"vllm": "nixl", "sglang": "sglang", "trtllm": "trtllm"}
 
-// withDefaults sets defaults and validates the result.
-func (o Options) withDefaults() (Options, error) {
+// WithDefaults returns the options with their defaults, and an error that names an option that cannot be
+// used.
+func (o Options) WithDefaults() (Options, error) {
 	str := func(p *string, d string) {
 		if *p == "" {
 			*p = d
@@ -207,12 +218,12 @@ func (o Options) withDefaults() (Options, error) {
 	str(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
 	str(&o.Release, "0.32")
 	var err error
-	if o.release, err = vllm.ParseRelease(o.Release); err != nil {
+	if o.VLLM, err = vllm.ParseRelease(o.Release); err != nil {
 		return o, err
 	}
-	str(&o.Version, o.release.String())
+	str(&o.Version, o.VLLM.String())
 	if o.Engine == "vllm" {
-		str(&o.Encoding, o.release.Encoding())
+		str(&o.Encoding, o.VLLM.Encoding())
 	}
 	str(&o.Bootstrap, "127.0.0.1:0")
 	str(&o.Loads, "off")
@@ -240,7 +251,7 @@ func (o Options) withDefaults() (Options, error) {
 	num(&o.BodyLimit, 64<<20)
 	num(&o.StreamBuffer, 16<<20)
 	num(&o.Records, 1024)
-	dur(&o.Lease, o.release.Lease())
+	dur(&o.Lease, o.VLLM.Lease())
 	dur(&o.PullTimeout, 30*time.Second)
 	dur(&o.AbortTimeout, 480*time.Second)
 	dur(&o.BootstrapTimeout, 300*time.Second)
@@ -258,8 +269,8 @@ func (o Options) withDefaults() (Options, error) {
 		ok        []string
 	}{
 		{"role", o.Role, []string{"prefill", "decode", "aggregated"}},
-		{"engine", o.Engine, slices.Sorted(maps.Keys(surfaces))},
-		{"pd", o.PD, PDFamilies()},
+		{"engine", o.Engine, Engines()},
+		{"pd", o.PD, Families()},
 		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
 		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
