@@ -5,25 +5,25 @@ import (
 	"strconv"
 
 	"sluice/bench/sim/bootstrap"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
 )
 
 // registerRanks registers the ranks of this incarnation after Options.RegisterDelay.
 func (l *incarnation) registerRanks() {
-	if !sleepContext(l.ctx, l.e.o.RegisterDelay) {
+	if !core.Sleep(l.Context, l.e.o.RegisterDelay) {
 		return
 	}
-	host, port, _ := net.SplitHostPort(l.side.Addr().String())
-	n, _ := strconv.Atoi(port)
-	for i := range l.ranks {
-		l.bootstrap.Register(bootstrap.Rank{TPSize: 1, CPSize: 1, DPSize: len(l.ranks), DPRank: i, PPSize: 1, IP: host, Port: n, Page: l.e.o.BlockSize, DType: "auto"})
-		l.bootstrap.RegisterWorker(bootstrap.Worker{EngineID: l.rankID(i), DPRank: i, Addr: l.side.Addr().String()})
+	host, n := l.SideHostPort()
+	for i := range l.Ranks {
+		l.bootstrap.Register(bootstrap.Rank{TPSize: 1, CPSize: 1, DPSize: len(l.Ranks), DPRank: i, PPSize: 1, IP: host, Port: n, Page: l.e.o.BlockSize, DType: "auto"})
+		l.bootstrap.RegisterWorker(bootstrap.Worker{EngineID: l.RankID(i), DPRank: i, Addr: l.Side.String()})
 	}
 }
 
 // serveBootstrap serves one request of the bootstrap port.
-func serveBootstrap(c *conn, r *httpconn.Request) *job {
+func serveBootstrap(c *conn, r *httpconn.Request) *core.Job {
 	l := c.incarnation
 	l.e.log.add(r, -1)
 	if f := l.e.matchFault(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
@@ -76,4 +76,14 @@ func (e *Engine) Bootstrap() (host string, port int) {
 	}
 	port, _ = strconv.Atoi(p)
 	return host, port
+}
+
+// SidePort returns the port of the side channel in the current incarnation; it stands for LMCache's init
+// and alloc ports.
+func (e *Engine) SidePort() int {
+	if l := e.incarnation(); l != nil {
+		_, port := l.SideHostPort()
+		return port
+	}
+	return 0
 }

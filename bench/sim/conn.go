@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/httpconn"
 )
 
@@ -16,7 +17,7 @@ type conn struct {
 }
 
 // serve runs the connection until it ends.
-func (c *conn) serve(handle func(*conn, *httpconn.Request) *job) {
+func (c *conn) serve(handle func(*conn, *httpconn.Request) *core.Job) {
 	defer func() {
 		c.Drain()
 		c.Close()
@@ -44,17 +45,17 @@ func (c *conn) serve(handle func(*conn, *httpconn.Request) *job) {
 
 // awaitJob waits until j is served; it returns false if the connection must end. The
 // read notices at once when the client disconnects.
-func (c *conn) awaitJob(j *job) bool {
+func (c *conn) awaitJob(j *core.Job) bool {
 	_, err := c.Peek()
 	select {
-	case <-j.done:
+	case <-j.Done():
 		return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
 	default:
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		j.abort()
+		j.Abort()
 		return false
 	}
-	<-j.done // a pipelined request, or the last bytes of this one are being written
+	<-j.Done() // a pipelined request, or the last bytes of this one are being written
 	return true
 }

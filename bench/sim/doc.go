@@ -5,10 +5,11 @@
 // use it in process, and the benchmarks load the router with it. It never imports the
 // router.
 //
-// The engine itself is here: an incarnation is one life of an engine process, a rank
-// is one data-parallel rank with its goroutine, scheduler (schedule.go) and pool of
-// blocks, a job is a request and a seq one of its choices. What needs no engine is in
-// packages of its own: httpconn (connections), api (requests, responses and errors of the
+// The process is here: an incarnation is one life of it, with its sockets, endpoints and
+// statistics. Package core has the ranks with their scheduler, leases and jobs. Each P/D family
+// is a package that sees only core: nixl (pull and push), mooncake, sglang, trtllm, lmcache,
+// orchestrated, storage; offer has what two of them share. What needs no engine is in
+// packages of its own: options, httpconn (connections), api (requests, responses and errors of the
 // HTTP APIs), bootstrap, eventpub, textgen, kvcache, eventcodec, vllm, faults, cost,
 // portreserve.
 //
@@ -26,8 +27,8 @@
 // MooncakeConnector and NixlPushConnector (Options.PD); engine "trtllm" (two endpoints, no
 // tokenizer, its hand-over in every choice); LMCache over NIXL with notifications over
 // ZMQ; the orchestrated mode of production-stack; a shared KV store with llm-d's
-// cache_hit_threshold. A P/D family is an entry of the table in surface.go and a pdLeg;
-// sglang.go and room.go show one in full.
+// cache_hit_threshold. A P/D family is a core.Family and an entry of the table in surface.go;
+// package orchestrated is the shortest, package sglang shows one in full.
 //
 // Simulated: time (package cost); the KV transfer (a private HTTP exchange instead of
 // NIXL, whose time is bytes over bandwidth); tokens and text (package textgen). The text

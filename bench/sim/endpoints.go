@@ -93,8 +93,8 @@ func serveModels(c *conn, r *httpconn.Request) {
 
 func serveLoad(c *conn, r *httpconn.Request) {
 	n := int64(0)
-	for _, rk := range c.incarnation.ranks {
-		n += rk.load.Load()
+	for _, rk := range c.incarnation.Ranks {
+		n += rk.Load.Load()
 	}
 	c.json(r, map[string]int64{"server_load": n})
 }
@@ -240,8 +240,8 @@ func serveEmbeddings(c *conn, r *httpconn.Request) {
 
 func serveReset(c *conn, r *httpconn.Request) {
 	ok := true
-	for _, rk := range c.incarnation.ranks {
-		rk.do(func() { ok = rk.resetCache() && ok })
+	for _, rk := range c.incarnation.Ranks {
+		rk.Do(func() { ok = rk.ResetCache() && ok })
 	}
 	if !ok {
 		c.Respond(r, 500, "application/json", c.incarnation.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
@@ -259,10 +259,10 @@ func serveAbort(c *conn, r *httpconn.Request) {
 		c.writeRefusal(r, api.Refuse(400, "body.request_ids", "request_ids must be a list of strings."))
 		return
 	}
-	for _, rk := range c.incarnation.ranks {
-		rk.do(func() {
+	for _, rk := range c.incarnation.Ranks {
+		rk.Do(func() {
 			for _, id := range q.IDs {
-				rk.abortID(id)
+				rk.AbortID(id)
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/portreserve"
 )
@@ -23,7 +24,7 @@ type Engine struct {
 	placeholders []*portreserve.Port
 	faults       *faults.Set
 	log          *recorder
-	blockLog     *blockLog
+	blockLog     *core.BlockLog
 	start        time.Time
 
 	pubs, reps    []string // endpoints of the KV events of each rank; nil if off
@@ -53,7 +54,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, surface: surfaces[o.Engine], faults: faults.NewSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
+	e := &Engine{o: o, surface: surfaces[o.Engine], faults: faults.NewSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: core.NewBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
 	e.formats = &api.Config{Engine: o.Engine, Version: o.Version, Model: o.Model, Release: o.VLLM, Seed: o.Seed, MaxModelLen: o.MaxModelLen, Ranks: o.Ranks,
 		HideCached: o.HideCached, SkipTokenizer: o.SkipTokenizer, Incremental: o.Incremental, HidesPromptLogprobs: o.PD == "sglang" && o.Role == "decode",
 		DisableScaleUp: o.DisableScaleUp, Failure: e.errorBody}
@@ -228,7 +229,7 @@ func (e *Engine) ReplayEndpoints() []string { return slices.Clone(e.reps) }
 // suffix), or "" after a crash.
 func (e *Engine) EngineID() string {
 	if l := e.incarnation(); l != nil {
-		return l.id
+		return l.ID
 	}
 	return ""
 }
@@ -274,3 +275,8 @@ func (e *Engine) setRefuse(on bool) {
 		go e.crash(l, true)
 	}
 }
+
+// BlockReleaseTimes returns, by X-Request-Id, when the last block of a request was
+// released on this engine. A zero time means that some blocks are still referenced. It
+// needs Options.LogBlocks.
+func (e *Engine) BlockReleaseTimes() map[string]time.Time { return e.blockLog.ReleaseTimes() }

@@ -5,6 +5,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/eventpub"
 )
 
@@ -14,24 +15,24 @@ func (l *incarnation) bindEvents() error {
 	e := l.e
 	again := e.pubs != nil
 	host, _, _ := net.SplitHostPort(e.addrs[0])
-	bind := func(endpoints *[]string, base string, kind zmq.Type, take func(*rank, *zmq.Socket)) error {
+	bind := func(endpoints *[]string, base string, kind zmq.Type, take func(*core.Rank, *zmq.Socket)) error {
 		var list []*zmq.Socket
 		var err error
 		if again {
 			list, err = eventpub.BindAgain(l.zctx, *endpoints, kind)
 		} else {
-			list, *endpoints, err = eventpub.Bind(l.zctx, base, host, len(l.ranks), kind)
+			list, *endpoints, err = eventpub.Bind(l.zctx, base, host, len(l.Ranks), kind)
 		}
 		for i, s := range list {
-			take(l.ranks[i], s)
+			take(l.Ranks[i], s)
 		}
 		return err
 	}
-	if err := bind(&e.pubs, e.o.KVEvents, zmq.PUB, func(r *rank, s *zmq.Socket) { r.pub.SetPub(s) }); err != nil {
+	if err := bind(&e.pubs, e.o.KVEvents, zmq.PUB, func(r *core.Rank, s *zmq.Socket) { r.Publisher.SetPub(s) }); err != nil {
 		return err
 	}
 	if e.o.Replay != "off" {
-		if err := bind(&e.reps, e.o.Replay, zmq.ROUTER, func(r *rank, s *zmq.Socket) { r.pub.SetReplay(s) }); err != nil {
+		if err := bind(&e.reps, e.o.Replay, zmq.ROUTER, func(r *core.Rank, s *zmq.Socket) { r.Publisher.SetReplay(s) }); err != nil {
 			return err
 		}
 	}
@@ -39,7 +40,8 @@ func (l *incarnation) bindEvents() error {
 		if at == "auto" {
 			at = ""
 		}
-		return bind(&e.loads, at, zmq.PUB, func(r *rank, s *zmq.Socket) { r.loadSocket = s })
+		l.loadSockets = make([]*zmq.Socket, len(l.Ranks))
+		return bind(&e.loads, at, zmq.PUB, func(r *core.Rank, s *zmq.Socket) { l.loadSockets[r.Index] = s })
 	}
 	return nil
 }

@@ -222,15 +222,11 @@ func (w *eventMirror) apply(seq uint64, payload []byte) {
 
 // wantSame compares the model with what the rank holds.
 func (w *eventMirror) wantSame(e *Engine, rank int) string {
-	r := e.incarnation().ranks[rank]
+	r := e.incarnation().Ranks[rank]
 	diff := ""
-	r.do(func() {
+	r.Do(func() {
 		own := map[uint64]int{}
-		for i := range r.pool.Blocks {
-			if b := &r.pool.Blocks[i]; b.Hashed {
-				own[b.Hash.Uint64()]++
-			}
-		}
+		r.EachCached(func(h *kvcache.BlockHash) { own[h.Uint64()]++ })
 		if fmt.Sprint(own) != fmt.Sprint(w.copies) {
 			diff = fmt.Sprintf("engine holds %d blocks, the events say %d", len(own), len(w.copies))
 		}
@@ -242,9 +238,9 @@ func (w *eventMirror) wantSame(e *Engine, rank int) string {
 func (w *eventMirror) catchUp(e *Engine, rank int) {
 	w.t.Helper()
 	testwait.Until(w.t, "publisher idle", func() bool {
-		r := e.incarnation().ranks[rank]
+		r := e.incarnation().Ranks[rank]
 		idle := false
-		r.do(func() { idle = r.pub.Idle() })
+		r.Do(func() { idle = r.Publisher.Idle() })
 		return idle && e.Stats().Ranks[rank].Running+e.Stats().Ranks[rank].Waiting == 0
 	})
 	w.replay()

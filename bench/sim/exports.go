@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/faults"
@@ -13,6 +14,8 @@ import (
 type (
 	// Options describes an engine and its behaviour.
 	Options = options.Options
+	// RankStats is the part of one rank in Stats.
+	RankStats = core.RankStats
 	// Cost is the linear time model of one rank.
 	Cost = cost.Model
 	// Fault is one thing to go wrong, and where.

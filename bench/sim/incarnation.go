@@ -17,8 +17,10 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"sluice/bench/sim/bootstrap"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/eventpub"
+	"sluice/bench/sim/faults"
 	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
 )
@@ -26,21 +28,18 @@ import (
 // incarnation is an engine from a start to its end: one id, one cache, one sequence of
 // events. A crash ends an incarnation; Restart starts another.
 type incarnation struct {
+	core.Process
 	e         *Engine
-	id        string // engine id; with several ranks a rank's id is id_dp<rank>
 	startedAt time.Time
-	ranks     []*rank
-	ctx       context.Context // ends first when the incarnation ends
 	kill      context.CancelFunc
-	stopc     <-chan struct{} // Done channel of ctx
+	stopc     <-chan struct{} // Done channel of Context
 	conf      *httpconn.Config
 	wg        sync.WaitGroup
+	family    core.Family
 
-	zctx     *zmq.Context
-	notifier notifier     // of LMCache
-	side     net.Listener // the side channel from which other simulated engines pull
-	peer     *http.Client // the client for the side channels of others
-	pull     puller
+	zctx        *zmq.Context
+	loadSockets []*zmq.Socket // by rank; each is owned by publishLoads. None if loads are off.
+	side        net.Listener  // the side channel, on which other simulated engines call this one
 
 	mu        sync.Mutex // guards listeners and conns
 	listeners []net.Listener
@@ -52,22 +51,20 @@ type incarnation struct {
 	slowReaders  atomic.Int64
 	abortedEarly atomic.Int64 // clients that disconnected before the engine scheduled their request
 	rejected     atomic.Int64
-	ignoredPD    atomic.Int64 // requests whose P/D members the engine ignored with a warning
 
 	bootstrap         *bootstrap.Server // for a prefill whose family has a bootstrap server
 	bootstrapListener net.Listener      // nil if there is none
-	prefillMu         sync.Mutex        // guards prefills
-	prefills          map[string]*prefillServer
 }
 
 func (e *Engine) newIncarnation() (l *incarnation, err error) {
-	l = &incarnation{e: e, id: uuid(), startedAt: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
-	l.ctx, l.kill = context.WithCancel(context.Background())
-	l.stopc = l.ctx.Done()
+	l = &incarnation{e: e, startedAt: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
+	ctx, kill := context.WithCancel(context.Background())
+	l.kill, l.stopc = kill, ctx.Done()
+	l.Options, l.ID, l.Context, l.Go, l.Blocks = &e.o, uuid(), ctx, l.wg.Go, e.blockLog
+	l.Crash = func() { e.crash(l, false) }
+	l.Match = func(r *httpconn.Request, leg string) *faults.Fault { return e.matchFault(r, leg, false) }
 	l.conf = &httpconn.Config{BodyLimit: e.o.BodyLimit, StreamBuffer: e.o.StreamBuffer, Stopping: l.stopc, Background: l.wg.Go, SlowReader: func() { l.slowReaders.Add(1) }}
-	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
-	l.pull.init(l)
-	l.prefills = make(map[string]*prefillServer)
+	l.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
 	defer func() {
 		if err != nil {
 			l.stop(true)
@@ -87,12 +84,13 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	}
 	events := &eventpub.Config{Topic: e.o.Topic, BufferSteps: e.o.BufferSteps, LoseBatch: e.faults.LoseBatch, Stopping: l.stopc}
 	for i := range e.o.Ranks {
-		r := newRank(l, i)
+		r := core.NewRank(&l.Process, i)
 		if e.o.KVEvents != "off" {
-			r.pub = eventpub.New(eventcodec.Encoder{Encoding: enc, BlockSize: e.o.BlockSize, Rank: i, Bytes: e.o.BytesHashes}, events)
+			r.Publisher = eventpub.New(eventcodec.Encoder{Encoding: enc, BlockSize: e.o.BlockSize, Rank: i, Bytes: e.o.BytesHashes}, events)
 		}
-		l.ranks = append(l.ranks, r)
+		l.Ranks = append(l.Ranks, r)
 	}
+	l.family = pdFamilies[e.o.PD](l)
 	if e.o.KVEvents != "off" {
 		if l.zctx, err = zmq.NewContext(); err != nil {
 			return l, fmt.Errorf("sim: cannot make a zmq context: %w", err)
@@ -105,18 +103,17 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	if l.side, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(e.o.SidePort))); err != nil {
 		return l, fmt.Errorf("sim: cannot listen for transfers on %q: %w", host, err)
 	}
+	l.Side = l.side.Addr()
 	l.listeners = append(l.listeners, l.side)
 	l.wg.Add(1)
 	go l.accept(l.side, -1, serveSideChannel)
-	for _, r := range l.ranks {
-		r.started.Store(true)
-		l.wg.Add(1)
-		go r.loop()
-		if r.pub != nil {
-			l.wg.Go(r.pub.Run)
+	for _, r := range l.Ranks {
+		r.Start()
+		if r.Publisher != nil {
+			l.wg.Go(r.Publisher.Run)
 		}
-		if r.loadSocket != nil {
-			l.wg.Go(func() { r.publishLoads(r.loadSocket) })
+		if l.loadSockets != nil {
+			l.wg.Go(func() { l.publishLoads(r, l.loadSockets[r.Index]) })
 		}
 	}
 	if err = l.startBootstrap(); err != nil {
@@ -206,7 +203,7 @@ func (l *incarnation) closeListeners() {
 	}
 }
 
-func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *httpconn.Request) *job) {
+func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *httpconn.Request) *core.Job) {
 	defer l.wg.Done()
 	for {
 		nc, err := ln.Accept()
@@ -268,15 +265,14 @@ func (l *incarnation) stop(abrupt bool) {
 	}
 	l.mu.Unlock()
 	l.kill()
-	for _, r := range l.ranks {
-		if r.started.Load() {
-			<-r.stopped
-		} else if r.pub != nil {
-			if r.loadSocket != nil {
-				r.loadSocket.Close()
-			}
-			r.pub.Close()
+	for _, r := range l.Ranks {
+		if r.Wait() || r.Publisher == nil {
+			continue
 		}
+		if l.loadSockets != nil && l.loadSockets[r.Index] != nil {
+			l.loadSockets[r.Index].Close()
+		}
+		r.Publisher.Close()
 	}
 	l.mu.Lock()
 	for c := range l.conns {
@@ -284,10 +280,10 @@ func (l *incarnation) stop(abrupt bool) {
 	}
 	l.mu.Unlock()
 	l.wg.Wait()
-	l.peer.CloseIdleConnections()
-	l.notifier.mu.Lock()
-	l.notifier.close()
-	l.notifier.mu.Unlock()
+	l.Client.CloseIdleConnections()
+	if l.family != nil {
+		l.family.Close()
+	}
 	if l.zctx != nil {
 		l.zctx.Term()
 	}
@@ -304,12 +300,10 @@ func (l *incarnation) isStopping() bool {
 	}
 }
 
-// rankID returns the engine id of one rank, as vLLM names it.
-func (l *incarnation) rankID(rank int) string {
-	if len(l.ranks) < 2 {
-		return l.id
-	}
-	return fmt.Sprintf("%s_dp%d", l.id, rank)
+// serveSideChannel serves other simulated engines.
+func serveSideChannel(c *conn, r *httpconn.Request) *core.Job {
+	c.incarnation.family.ServeSide(c.Conn, r)
+	return nil
 }
 
 func uuid() string {

@@ -6,6 +6,8 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
+
+	"sluice/bench/sim/core"
 )
 
 // loadTick is how often a rank's load is compared and published if it has changed, and
@@ -29,7 +31,7 @@ func (s *loadSnapshot) pack() []byte {
 // publishLoads publishes the rank's load until the incarnation ends:
 // ["load"][seq][stat]. It has its own goroutine: the scheduler may wait for the
 // publisher, which therefore must not wait for the scheduler.
-func (r *rank) publishLoads(s *zmq.Socket) {
+func (l *incarnation) publishLoads(r *core.Rank, s *zmq.Socket) {
 	defer s.Close()
 	t := time.NewTicker(loadTick)
 	defer t.Stop()
@@ -38,10 +40,10 @@ func (r *rank) publishLoads(s *zmq.Socket) {
 	for seq := uint64(0); ; {
 		select {
 		case <-t.C:
-		case <-r.l.stopc:
+		case <-l.stopc:
 			return
 		}
-		now := r.loadSnapshot()
+		now := snapshotLoad(r)
 		same := now
 		same.Timestamp = last.Timestamp
 		if same == last && time.Since(at) < loadRepeat {

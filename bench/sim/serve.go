@@ -1,22 +1,22 @@
 package sim
 
 import (
-	"errors"
 	"strconv"
 	"strings"
 	"time"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/httpconn"
 )
 
 // serveAPI serves one request of a client port, at once or through the job it returns.
-func serveAPI(c *conn, r *httpconn.Request) *job {
+func serveAPI(c *conn, r *httpconn.Request) *core.Job {
 	l := c.incarnation
 	if l.isStopping() {
-		c.Respond(r, 500, "application/json", l.e.errorBody(500, deadMessage, ""))
+		c.Respond(r, 500, "application/json", l.e.errorBody(500, core.DeadMessage, ""))
 		return nil
 	}
 	formatOf, generates := l.e.surface.inference[r.Path]
@@ -37,67 +37,50 @@ func serveAPI(c *conn, r *httpconn.Request) *job {
 		serveAux(c, r)
 		return nil
 	}
-	j := &job{c: c, req: r, done: make(chan struct{})}
+	j := core.NewJob(c.Conn, r)
 	j.Response = api.Response{Config: l.e.formats, Members: j, Send: c.Send, Created: time.Now().Unix()}
 	j.Format = formatOf(&j.Response)
 	b, err := l.e.surface.read(r.Path, r.Body)
-	var h *handle
-	var pd pdLeg
-	if read := pdFamilies[l.e.o.PD]; err == nil && read != nil {
-		pd, err = read(l, b, r)
-	} else if err == nil {
-		h, err = readTransferParams(b.KVTransfer)
-		if err != nil && !isRefusal(err) {
-			err = api.Refuse(400, "body.kv_transfer_params", "%s", err)
-		}
-		if l.e.o.PD == "none" {
-			h = nil // vLLM without a connector logs a warning and ignores it
-		}
+	var leg core.Leg
+	if err == nil {
+		leg, err = l.family.Read(b, r)
 	}
 	if r.Path == "/v1/messages" && err == nil && l.e.o.VLLM.ChecksBudget() {
 		if err = b.CheckBudget(); err != nil {
-			h, pd = nil, nil // the body is validated before the handle is used
+			leg = nil // the body is validated before the handle is used
 		}
 	}
-	leg := "plain"
-	switch {
-	case pd != nil:
-		leg = pd.side()
-	case h != nil && h.wire.RemotePrefill:
-		leg = "decode"
-	case h != nil && h.wire.RemoteDecode:
-		leg = "prefill"
+	side := "plain"
+	if leg != nil {
+		side = leg.Side()
 	}
-	rank, rerr := l.chooseRank(c, r, pd)
+	rank, rerr := l.chooseRank(c, r, leg)
 	if err == nil {
 		err = rerr
 	}
 	l.e.log.add(r, rank)
-	f := l.e.matchFault(r, leg, true)
+	f := l.e.matchFault(r, side, true)
 	if f != nil && c.faultBeforeHead(r, f, j.Format) {
 		if f.Kind == faults.Status {
-			l.releaseRefused(h, pd)
+			refused(leg)
 		}
 		return nil
 	}
 	if f != nil && f.Kind == faults.Stall && f.Phase == "" && f.After == 0 {
 		f = nil // the fault is over; the rank does not see it
 	}
-	if err == nil && h != nil && !l.e.o.VLLM.RemoteID() && h.wire.RequestID == "" {
-		h.wire.RequestID = "-" // decode refers to the request by its own id, which name sets
+	if err == nil {
+		err = l.build(j, b, leg, r)
 	}
 	if err == nil {
-		err = l.build(j, b, h, pd, r)
-	}
-	if err == nil {
-		j.rank, j.Response.Rank = l.ranks[rank], rank
-		if int(j.rank.load.Load()) >= l.e.o.MaxQueue+l.e.o.MaxSeqs {
+		j.Rank, j.Response.Rank = l.Ranks[rank], rank
+		if int(j.Rank.Load.Load()) >= l.e.o.MaxQueue+l.e.o.MaxSeqs {
 			err = api.Refuse(503, "", "The engine's request queue is full.")
 		}
 	}
 	if err != nil {
 		l.rejected.Add(1)
-		l.releaseRefused(h, pd)
+		refused(leg)
 		ref := api.AsRefusal(err)
 		body := j.Format.ErrorBody(ref.Status, ref.Msg)
 		if ref.Param != "" && r.Path != "/generate" && r.Path != "/v1/messages" {
@@ -106,34 +89,23 @@ func serveAPI(c *conn, r *httpconn.Request) *job {
 		c.Respond(r, ref.Status, "application/json", body)
 		return nil
 	}
-	j.fault = f
+	j.Fault = f
 	// A client that disconnects before the engine schedules its request leaves no
 	// trace. As in vLLM, prefill then keeps the blocks of such a decode until the lease
 	// expires.
-	if l.e.surface.headFirst && !j.begin() || c.WaitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
+	if l.e.surface.headFirst && !j.Begin() || c.WaitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.Begin() {
 		l.abortedEarly.Add(1)
 		return nil
 	}
-	j.rank.load.Add(1)
-	if !j.rank.post(func() { j.rank.submit(j) }) {
-		j.rank.load.Add(-1)
-		if !j.headSent {
-			c.Respond(r, 500, "application/json", j.Format.ErrorBody(500, deadMessage))
+	j.Rank.Load.Add(1)
+	if !j.Rank.Post(func() { j.Rank.Submit(j) }) {
+		j.Rank.Load.Add(-1)
+		if !j.HeadSent() {
+			c.Respond(r, 500, "application/json", j.Format.ErrorBody(500, core.DeadMessage))
 		}
 		return nil
 	}
 	return j
-}
-
-// begin sends the head of a stream; it returns false if the client has disconnected.
-func (j *job) begin() bool {
-	j.headSent = j.Params.Stream
-	return !j.headSent || j.c.Send(httpconn.StreamHead(j.req.Close)) == nil
-}
-
-func isRefusal(err error) bool {
-	var r *api.Refusal
-	return errors.As(err, &r)
 }
 
 // faultBeforeHead applies a fault that occurs before the head. It returns true if that
@@ -154,7 +126,7 @@ func (c *conn) faultBeforeHead(r *httpconn.Request, f *faults.Fault, fm api.Form
 	case f.Phase != "" && fm != nil:
 		return false // after the head is sent
 	case f.Kind == faults.Garbage && f.After == 0:
-		c.Respond(r, 200, "application/json", []byte(garbageBody))
+		c.Respond(r, 200, "application/json", []byte(core.GarbageBody))
 		return true
 	case f.Kind == faults.Stall && f.After == 0:
 		d := f.Delay
@@ -173,39 +145,33 @@ func (c *conn) faultBeforeHead(r *httpconn.Request, f *faults.Fault, fm api.Form
 		c.CloseWrite()
 		return true
 	case f.Kind == faults.Dead && f.After == 0:
-		c.Respond(r, 500, "application/json", failure(500, deadMessage))
+		c.Respond(r, 500, "application/json", failure(500, core.DeadMessage))
 		go c.incarnation.e.crash(c.incarnation, false)
 		return true
 	}
 	return false
 }
 
-const garbageBody = `{"id": "garbage", "choices": [{{{`
-
 // matchFault returns the fault that occurs to a request, see faults.Set.Match.
 func (e *Engine) matchFault(r *httpconn.Request, leg string, generates bool) *faults.Fault {
 	return e.faults.Match(faults.Request{Path: r.Path, ID: header(r, "X-Request-Id"), Body: r.Body}, leg, generates)
 }
 
-// releaseRefused releases the blocks at prefill when decode gets an error before the
-// engine schedules it, if the release does so.
-func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
-	if pd != nil {
-		pd.onRefused(l)
-	}
-	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.VLLM.RefusalReleases() {
-		l.pull.release(h)
+// refused tells a leg that its request was refused before the engine scheduled it.
+func refused(leg core.Leg) {
+	if leg != nil {
+		leg.OnRefused()
 	}
 }
 
 // chooseRank returns the rank of the port or the header, or else the least loaded.
-func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, pd pdLeg) (int, error) {
-	n := len(l.ranks)
+func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, leg core.Leg) (int, error) {
+	n := len(l.Ranks)
 	if c.rank >= 0 {
 		return c.rank, nil
 	}
-	if pd != nil {
-		if k := pd.rank(n); k >= 0 {
+	if leg != nil {
+		if k := leg.Rank(n); k >= 0 {
 			if k >= n {
 				return -1, api.Refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", k, n)
 			}
@@ -227,7 +193,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, pd pdLeg) (int, e
 	best := int(l.next.Add(1)) % n
 	for i := range n {
 		k := (best + i) % n
-		if l.ranks[k].load.Load() < l.ranks[best].load.Load() {
+		if l.Ranks[k].Load.Load() < l.Ranks[best].Load.Load() {
 			best = k
 		}
 	}
@@ -235,8 +201,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, pd pdLeg) (int, e
 }
 
 // build validates a request and fills its job.
-func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpconn.Request) error {
-	o := &l.e.o
+func (l *incarnation) build(j *core.Job, b *api.Body, leg core.Leg, r *httpconn.Request) error {
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
 		return api.Refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 	}
@@ -244,35 +209,30 @@ func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpcon
 	if err != nil {
 		return err
 	}
-	if h != nil {
-		j.prefillLeg = h.wire.RemoteDecode && !h.wire.RemotePrefill
-		if h.wire.RemotePrefill {
-			j.handle = h
+	if p, ok := leg.(core.PromptSource); ok {
+		list, err := p.Prompt(r.Path)
+		if err != nil {
+			return err
 		}
-		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.VLLM.AcceptsPromptIDs() && r.Path == "/v1/chat/completions" {
-			if len(list) == 0 || len(list) >= o.MaxModelLen {
-				return api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
-			}
+		if list != nil {
 			ids = [][]uint32{list}
 		}
 	}
-	j.name(r, b)
+	l.name(j, r, b)
 	for _, list := range ids {
 		for range j.Params.N {
-			s := &seq{j: j}
-			j.AddChoice(&s.Choice, b, list)
-			j.seqs = append(j.seqs, s)
+			j.AddSeq(b, list)
 		}
 	}
-	if pd != nil {
-		j.pd = pd
-		return pd.begin(j)
+	if leg != nil {
+		j.Leg = leg
+		return leg.Begin(j)
 	}
 	return nil
 }
 
 // name sets the ids of the job: X-Request-Id, or the body's id, or a random one.
-func (j *job) name(r *httpconn.Request, b *api.Body) {
+func (l *incarnation) name(j *core.Job, r *httpconn.Request, b *api.Body) {
 	id := header(r, "X-Request-Id")
 	if id == "" {
 		if id = b.RequestID; id == "" {
@@ -280,22 +240,19 @@ func (j *job) name(r *httpconn.Request, b *api.Body) {
 		}
 	}
 	j.ID = j.Format.Prefix() + id
-	if l := j.c.incarnation; l.e.o.Engine == "sglang" {
+	if l.e.o.Engine == "sglang" {
 		j.RIDs, _, _ = api.OneOrMany[string](b.RID, "rid", "a string")
 		if j.ID = randomHex(16); len(j.RIDs) > 0 {
 			j.ID = j.RIDs[0]
 		}
 	}
-	j.blockLogID = header(r, "X-Request-Id")
-	j.internal = j.ID
+	j.BlockLogID = header(r, "X-Request-Id")
+	j.Internal = j.ID
 	if r.Path == "/v1/completions" {
-		j.internal += "-0"
+		j.Internal += "-0"
 	}
-	if o := &j.c.incarnation.e.o; o.VLLM.IDSuffix() && !o.ClientIDs {
-		j.internal += "-" + randomHex(4)
-	}
-	if h := j.handle; h != nil && !j.c.incarnation.e.o.VLLM.RemoteID() {
-		h.wire.RequestID = j.internal // decode asks by its own id
+	if o := &l.e.o; o.VLLM.IDSuffix() && !o.ClientIDs {
+		j.Internal += "-" + randomHex(4)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/textgen"
@@ -113,9 +114,9 @@ func serveServerInfo(c *conn, r *httpconn.Request) {
 }
 
 func (l *incarnation) internalStates() (list []map[string]any) {
-	for _, rk := range l.ranks {
-		s := rk.stats()
-		list = append(list, map[string]any{"dp_rank": rk.index, "load": s.Running + s.Waiting, "memory_usage": map[string]any{"token_capacity": s.BlocksTotal * l.e.o.BlockSize},
+	for _, rk := range l.Ranks {
+		s := rk.Stats()
+		list = append(list, map[string]any{"dp_rank": rk.Index, "load": s.Running + s.Waiting, "memory_usage": map[string]any{"token_capacity": s.BlocksTotal * l.e.o.BlockSize},
 			"last_gen_throughput": 0.0, "effective_max_running_requests_per_dp": l.e.o.MaxSeqs})
 	}
 	return list
@@ -150,13 +151,13 @@ type loadSnapshot struct {
 	Utilization float64 `json:"utilization"`
 }
 
-func (r *rank) loadSnapshot() loadSnapshot {
-	s := r.stats()
-	used := (s.BlocksTotal - s.BlocksFree) * r.o.BlockSize
-	total := s.BlocksTotal * r.o.BlockSize
-	return loadSnapshot{Timestamp: float64(time.Now().UnixMicro()) / 1e6, DPRank: r.index, Running: s.Running, Waiting: s.Waiting, Uncached: s.WaitingTokens, Used: used, Total: used, MaxTotal: total,
-		MaxRunning: r.o.MaxSeqs, Usage: float64(used) / float64(total), HitRate: float64(s.PrefixHits) / float64(max(s.PrefixQueries, 1)),
-		Utilization: float64(s.Running) / float64(r.o.MaxSeqs)}
+func snapshotLoad(r *core.Rank) loadSnapshot {
+	s, o := r.Stats(), r.Process.Options
+	used := (s.BlocksTotal - s.BlocksFree) * o.BlockSize
+	total := s.BlocksTotal * o.BlockSize
+	return loadSnapshot{Timestamp: float64(time.Now().UnixMicro()) / 1e6, DPRank: r.Index, Running: s.Running, Waiting: s.Waiting, Uncached: s.WaitingTokens, Used: used, Total: used, MaxTotal: total,
+		MaxRunning: o.MaxSeqs, Usage: float64(used) / float64(total), HitRate: float64(s.PrefixHits) / float64(max(s.PrefixQueries, 1)),
+		Utilization: float64(s.Running) / float64(o.MaxSeqs)}
 }
 
 func serveLoads(c *conn, r *httpconn.Request) {
@@ -164,16 +165,16 @@ func serveLoads(c *conn, r *httpconn.Request) {
 	only := -1
 	if v := q.Get("dp_rank"); v != "" {
 		k, err := strconv.Atoi(v)
-		if err != nil || k < 0 || k >= len(c.incarnation.ranks) {
-			c.Respond(r, 400, "application/json", api.SGLangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
+		if err != nil || k < 0 || k >= len(c.incarnation.Ranks) {
+			c.Respond(r, 400, "application/json", api.SGLangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.Ranks)), ""))
 			return
 		}
 		only = k
 	}
 	loads := []loadSnapshot{}
-	for i, rk := range c.incarnation.ranks {
+	for i, rk := range c.incarnation.Ranks {
 		if only < 0 || only == i {
-			loads = append(loads, rk.loadSnapshot())
+			loads = append(loads, snapshotLoad(rk))
 		}
 	}
 	if q.Get("format") == "prometheus" {
@@ -190,13 +191,13 @@ func serveLoads(c *conn, r *httpconn.Request) {
 		Accelerator  string         `json:"accelerator"`
 		Accelerators int            `json:"num_accelerators"`
 		Loads        []loadSnapshot `json:"loads"`
-	}{float64(time.Now().UnixMicro()) / 1e6, c.incarnation.e.o.Version, "sim", len(c.incarnation.ranks), loads})
+	}{float64(time.Now().UnixMicro()) / 1e6, c.incarnation.e.o.Version, "sim", len(c.incarnation.Ranks), loads})
 }
 
 func serveFlush(c *conn, r *httpconn.Request) {
 	ok := true
-	for _, rk := range c.incarnation.ranks {
-		rk.do(func() { ok = rk.resetCache() && ok })
+	for _, rk := range c.incarnation.Ranks {
+		rk.Do(func() { ok = rk.ResetCache() && ok })
 	}
 	if !ok {
 		c.Respond(r, 400, "text/plain; charset=utf-8", []byte("Flush cache failed: there are running or waiting requests.\n"))
@@ -216,11 +217,11 @@ func serveAbortRID(c *conn, r *httpconn.Request) {
 		c.Respond(r, 400, "application/json", api.SGLangError(400, "rid must be a string", "rid"))
 		return
 	}
-	for _, rk := range c.incarnation.ranks {
-		rk.do(func() {
-			for _, j := range rk.jobs() {
-				if q.All || q.RID != "" && j.hasRID(q.RID) {
-					rk.finishAborted(j)
+	for _, rk := range c.incarnation.Ranks {
+		rk.Do(func() {
+			for _, j := range rk.Jobs() {
+				if q.All || q.RID != "" && hasRID(j, q.RID) {
+					rk.FinishAborted(j)
 				}
 			}
 		})
@@ -228,7 +229,7 @@ func serveAbortRID(c *conn, r *httpconn.Request) {
 	c.Respond(r, 200, "", nil)
 }
 
-func (j *job) hasRID(prefix string) bool {
+func hasRID(j *core.Job, prefix string) bool {
 	for _, id := range j.RIDs {
 		if strings.HasPrefix(id, prefix) {
 			return true
@@ -260,9 +261,9 @@ func serveSGLangMetrics(c *conn, r *httpconn.Request) {
 		{"num_bootstrap_failed_reqs_total", "counter", func(s *RankStats) float64 { return float64(s.RoomsTimedOut) }},
 		{"num_transfer_failed_reqs_total", "counter", func(s *RankStats) float64 { return float64(s.TransfersFailed) }},
 	}
-	stats := make([]RankStats, len(l.ranks))
-	for i, rk := range l.ranks {
-		stats[i] = rk.stats()
+	stats := make([]RankStats, len(l.Ranks))
+	for i, rk := range l.Ranks {
+		stats[i] = rk.Stats()
 	}
 	for _, f := range families {
 		fmt.Fprintf(&b, "# HELP sglang:%s Of the scheduler.\n# TYPE sglang:%s %s\n", f.name, f.name, f.kind)

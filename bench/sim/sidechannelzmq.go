@@ -25,7 +25,7 @@ func (c *conn) forwardZMQ() bool {
 		return true
 	}
 	d := net.Dialer{Timeout: 5 * time.Second}
-	out, err := d.DialContext(c.incarnation.ctx, "tcp", to)
+	out, err := d.DialContext(c.incarnation.Context, "tcp", to)
 	if err != nil {
 		return true
 	}
@@ -34,7 +34,7 @@ func (c *conn) forwardZMQ() bool {
 		nc.Close()
 		out.Close()
 	})
-	defer context.AfterFunc(c.incarnation.ctx, func() {
+	defer context.AfterFunc(c.incarnation.Context, func() {
 		nc.Close()
 		out.Close()
 	})()

@@ -8,34 +8,6 @@ import (
 	"sluice/bench/sim/httpconn"
 )
 
-// counters are those of one rank, owned by its goroutine.
-type counters struct {
-	requests, failed, aborted, incomplete       int64
-	preempted, evicted, steps                   int64
-	queries, hits                               int64
-	prompt, localCompute, localHit, external    int64
-	generated                                   int64
-	stopped, length, toolCalls                  int64
-	leased, released, expired, late, heartbeats int64
-	transfers, transferBytes, descriptors       int64
-	pullsFailed, garbage                        int64
-	roomsReused, roomsFailed                    int64
-	roomsTimedOut, roomsMismatched              int64
-	delayedAnswers                              int64 // current number
-	transferTime                                time.Duration
-}
-
-func (c *counters) finish(reason string) {
-	switch reason {
-	case "length":
-		c.length++
-	case "tool_calls":
-		c.toolCalls++
-	default:
-		c.stopped++
-	}
-}
-
 // Stats is what an engine did in its current incarnation, or in the last one after a
 // crash.
 type Stats struct {
@@ -53,77 +25,6 @@ type Stats struct {
 	Ranks        []RankStats
 }
 
-// RankStats is the part of one rank.
-type RankStats struct {
-	Requests, Failed, Aborted     int
-	Running, Waiting              int // sequences; Waiting includes those whose KV is being pulled
-	DelayedAnswers                int // requests whose response a fault holds back (Phase "answer")
-	WaitingTokens                 int // prompt tokens that the waiting sequences still have to compute
-	BlocksTotal                   int // without the null block
-	BlocksFree                    int // cached or not
-	BlocksCached                  int // with a hash, each copy counted, in use or free
-	BlocksLeased                  int // leased
-	Leases                        int
-	Evictions, Preemptions        int
-	Steps                         int
-	PrefixQueries, PrefixHits     int // tokens
-	PromptTokens                  int
-	LocalCompute, LocalHit        int // of PromptTokens
-	External                      int // of PromptTokens: read from a prefill
-	GeneratedTokens               int
-	LeasesCreated, LeasesReleased int // prefill side: handles returned; blocks fetched or released
-	LeasesExpired                 int
-	LateNotifications             int // "done" received for blocks that were not leased: after expiry, or a second time
-	Heartbeats                    int // received
-	Transfers                     int // decode side
-	TransferBytes                 int
-	TransfersFailed               int
-	GarbageReads                  int // pulls whose lease had expired, or whose blocks were not written
-	IncompleteHandles             int
-	Rooms                         int // open rooms of a prefill with a request of its own
-	Handshakes                    int // open rooms in which a decode waits for a request that has not arrived; they have no blocks
-	RoomsReused                   int // a room or transfer id used a second time
-	RoomsFailed                   int // on a prefill, for any reason
-	RoomsTimedOut                 int // of these, because the other side never arrived
-	RoomsMismatched               int // the prompts of the legs differed
-	EventBatches                  int // batches numbered so far
-	EventBytes                    int // sent live
-}
-
-func (r *rank) stats() (s RankStats) {
-	if f := r.frozen.Load(); f != nil {
-		return f.stats
-	}
-	waiting := 0
-	r.do(func() {
-		n := &r.counters
-		for _, q := range r.waiting {
-			waiting += max(0, len(q.Prompt)-q.computed)
-		}
-		s = RankStats{
-			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
-			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.heldLast),
-			DelayedAnswers: int(n.delayedAnswers),
-			BlocksTotal:    r.pool.Total(), BlocksFree: r.pool.Free, BlocksCached: r.pool.Copies,
-			BlocksLeased: r.leases.blocks(), Leases: len(r.leases.byID),
-			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
-			PrefixQueries: int(n.queries), PrefixHits: int(n.hits),
-			PromptTokens: int(n.prompt), LocalCompute: int(n.localCompute), LocalHit: int(n.localHit), External: int(n.external),
-			GeneratedTokens: int(n.generated),
-			LeasesCreated:   int(n.leased), LeasesReleased: int(n.released), LeasesExpired: int(n.expired),
-			LateNotifications: int(n.late), Heartbeats: int(n.heartbeats),
-			Transfers: int(n.transfers), TransferBytes: int(n.transferBytes), TransfersFailed: int(n.pullsFailed),
-			GarbageReads: int(n.garbage), IncompleteHandles: int(n.incomplete),
-			Rooms: r.rooms.waiting(), Handshakes: len(r.rooms.open) - r.rooms.waiting(), RoomsReused: int(n.roomsReused), RoomsFailed: int(n.roomsFailed), RoomsTimedOut: int(n.roomsTimedOut), RoomsMismatched: int(n.roomsMismatched),
-		}
-	})
-	s.WaitingTokens = waiting
-	if r.pub != nil {
-		s.EventBatches, s.EventBytes = r.pub.Sent()
-	}
-	return s
-}
-
 // Stats returns the current counters.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
@@ -132,11 +33,11 @@ func (e *Engine) Stats() Stats {
 		l = e.newest
 	}
 	e.mu.Unlock()
-	s := Stats{EngineID: l.id, Alive: alive, Incarnations: int(e.incarnations.Load()), Crashes: int(e.crashes.Load()),
-		AbortedEarly: int(l.abortedEarly.Load()), Rejected: int(l.rejected.Load()), IgnoredPD: int(l.ignoredPD.Load()), SlowReaders: int(l.slowReaders.Load())}
+	s := Stats{EngineID: l.ID, Alive: alive, Incarnations: int(e.incarnations.Load()), Crashes: int(e.crashes.Load()),
+		AbortedEarly: int(l.abortedEarly.Load()), Rejected: int(l.rejected.Load()), IgnoredPD: int(l.IgnoredPD.Load()), SlowReaders: int(l.slowReaders.Load())}
 	s.Faults = e.faults.Hits()
-	for _, r := range l.ranks {
-		s.Ranks = append(s.Ranks, r.stats())
+	for _, r := range l.Ranks {
+		s.Ranks = append(s.Ranks, r.Stats())
 	}
 	return s
 }

@@ -2,7 +2,15 @@ package sim
 
 import (
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/httpconn"
+	"sluice/bench/sim/lmcache"
+	"sluice/bench/sim/mooncake"
+	"sluice/bench/sim/nixl"
+	"sluice/bench/sim/orchestrated"
+	"sluice/bench/sim/sglang"
+	"sluice/bench/sim/storage"
+	"sluice/bench/sim/trtllm"
 )
 
 // surface is the HTTP surface of one engine: the endpoints that generate, the other
@@ -32,133 +40,16 @@ func (e *Engine) errorBody(status int, msg, param string) []byte {
 	return e.surface.failure(status, msg, param)
 }
 
-// legReader parses a request's P/D members into the leg that they ask for; nil is a
-// plain request. An error is a refusal. It runs on the connection's goroutine.
-type legReader func(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error)
+// pdFamilies are the hand-overs that an engine can speak, by Options.PD.
+var pdFamilies = map[string]func(l *incarnation) core.Family{
+	"nixl":      func(l *incarnation) core.Family { return nixl.New(&l.Process) },
+	"none":      func(*incarnation) core.Family { return nixl.Ignored{} },
+	"nixl-push": func(l *incarnation) core.Family { return nixl.NewPush(&l.Process) },
+	"mooncake":  func(l *incarnation) core.Family { return mooncake.New(&l.Process) },
+	"sglang":    func(l *incarnation) core.Family { return sglang.New(&l.Process, l.bootstrap) },
 
-// pdFamilies are the hand-overs that an engine can speak, by Options.PD; nil parses
-// nothing. "nixl" is vLLM's default and is in lease.go and pull.go.
-var pdFamilies = map[string]legReader{
-	"nixl":      nil,
-	"none":      nil,
-	"nixl-push": readPush,
-	"mooncake":  readMooncake,
-	"sglang":    readSGLang,
-
-	"lmcache":      readLMCache,
-	"orchestrated": readOrchestrated,
-	"storage":      readStorage,
-	"trtllm":       readTRTLLM,
-}
-
-// pdLeg is what a family does for one request besides generating. All methods except
-// side and begin run on the rank's goroutine. Implementations embed defaultLeg and
-// override its methods.
-type pdLeg interface {
-	// side is "prefill" or "decode", by which faults select requests.
-	side() string
-	// rank returns the data-parallel rank on which the request must run; -1 leaves the
-	// choice to headers and load.
-	rank(ranks int) int
-	// begin checks and completes the job once its sequences are made.
-	begin(j *job) error
-	// submit queues the job's sequences, at once or when the other side is there.
-	submit(r *rank, j *job)
-	// onAdmitted is called when s has blocks for its whole prompt and nothing is
-	// computed. It returns true if a transfer fills them; at its end the leg calls
-	// transferDone.
-	onAdmitted(r *rank, s *seq) bool
-	// holdLastToken is called when s has generated its last token, which is not sent
-	// yet. It returns true to hold back response and blocks until the leg calls
-	// finishHeld.
-	holdLastToken(r *rank, s *seq) bool
-	// retainBlocks is called when the response of s is sent and its blocks can be
-	// freed. It returns true to keep them; the leg then releases them.
-	retainBlocks(r *rank, s *seq) bool
-	// params appends the kv_transfer_params of the response.
-	params(b []byte, j *job) []byte
-	// cancel is called when the job ends early. Its blocks are freed unless a transfer
-	// has them.
-	cancel(r *rank, j *job)
-	// onRefused is called when the request got a 4xx before the engine scheduled it.
-	onRefused(l *incarnation)
-}
-
-// defaultLeg does nothing: it is the leg of a plain request.
-type defaultLeg struct{}
-
-func (defaultLeg) side() string                   { return "plain" }
-func (defaultLeg) rank(int) int                   { return -1 }
-func (defaultLeg) begin(*job) error               { return nil }
-func (defaultLeg) submit(r *rank, j *job)         { r.waiting = append(r.waiting, j.seqs...) }
-func (defaultLeg) onAdmitted(*rank, *seq) bool    { return false }
-func (defaultLeg) holdLastToken(*rank, *seq) bool { return false }
-func (defaultLeg) retainBlocks(*rank, *seq) bool  { return false }
-func (defaultLeg) params(b []byte, _ *job) []byte { return append(b, "null"...) }
-func (defaultLeg) cancel(*rank, *job)             {}
-func (defaultLeg) onRefused(*incarnation)         {}
-
-// transfer marks s as waiting for KV from another engine; its blocks stay with it until
-// transferDone. The caller starts the transfer, which ends with transferDone.
-func (r *rank) transfer(s *seq) {
-	s.pulling = true
-	r.pulls[s] = struct{}{}
-	r.e.blockLog.acquire(s.j.blockLogID)
-}
-
-// endTransfer undoes transfer.
-func (r *rank) endTransfer(s *seq) {
-	s.pulling = false
-	delete(r.pulls, s)
-	r.e.blockLog.release(s.j.blockLogID)
-}
-
-// transferDone ends a transfer of s on the rank's goroutine: its blocks have the KV of
-// tokens tokens of its prompt, of which cached are reported as cached. If the job has
-// ended, its blocks are freed and the result is false. After a failed transfer, with
-// tokens 0, the caller ends the job (r.fail).
-func (r *rank) transferDone(s *seq, tokens, cached int) bool {
-	r.endTransfer(s)
-	if s.j.ended {
-		r.pool.Release(s.blocks)
-		s.blocks = nil
-		return false
-	}
-	s.pulled = true
-	if tokens == 0 {
-		return true
-	}
-	tokens = min(tokens, len(s.Prompt)-1)
-	moved := max(tokens-s.local, 0)
-	r.counters.transfers++
-	r.counters.transferBytes += int64(moved) * int64(r.o.Cost.BytesToken)
-	r.counters.descriptors += int64((moved + r.o.BlockSize - 1) / r.o.BlockSize)
-	r.counters.transferTime += r.o.Cost.TransferTime(moved)
-	r.counters.localHit += int64(s.local)
-	r.counters.external += int64(len(s.Prompt) - s.local)
-	r.counters.prompt += int64(len(s.Prompt))
-	s.computed, s.Cached = max(tokens, s.local), cached
-	r.store(s, s.local)
-	r.ready = append(r.ready, s)
-	return true
-}
-
-// finishHeld ends what holdLastToken began: it sends the last token and the response.
-func (r *rank) finishHeld(s *seq) {
-	if s.j.ended {
-		return
-	}
-	s.lastHeld = false
-	delete(r.heldLast, s)
-	r.sendToken(s, s.Out[len(s.Out)-1], s.heldText)
-	r.finishSeq(s)
-	r.flushCoalesced(s.j)
-}
-
-// flushCoalesced sends the events of j that Options.Coalesce held back outside a step.
-func (r *rank) flushCoalesced(j *job) {
-	if r.o.Coalesce && !j.ended {
-		r.scratch.Open(&j.Response)
-		r.scratch.Flush()
-	}
+	"lmcache":      func(l *incarnation) core.Family { return lmcache.New(&l.Process) },
+	"orchestrated": func(l *incarnation) core.Family { return orchestrated.New(&l.Process) },
+	"storage":      func(l *incarnation) core.Family { return storage.New(&l.Process) },
+	"trtllm":       func(l *incarnation) core.Family { return trtllm.New(&l.Process) },
 }

@@ -139,7 +139,7 @@ func TestDirectDependencies(t *testing.T) {
 		if len(f) == 2 && strings.Contains(f[0], ".") && strings.HasPrefix(f[1], "v") {
 			direct = append(direct, f[0])
 			if f[0] == "github.com/valyala/fasthttp" && f[1] != "v1.74.0" {
-				t.Errorf("fasthttp is pinned to v1.74.0, go.mod has %s: the guard's cases must be checked again first", f[1])
+				t.Errorf("fasthttp must be v1.74.0, go.mod has %s: the guard's cases must be checked again first", f[1])
 			}
 		}
 	}

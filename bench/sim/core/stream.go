@@ -1,4 +1,4 @@
-package sim
+package core
 
 import (
 	"time"
@@ -7,15 +7,15 @@ import (
 )
 
 // emit ends a step: one token for every sequence whose context is computed.
-func (r *rank) emit() {
+func (r *Rank) emit() {
 	r.batch = append(r.batch[:0], r.running...)
 	for _, s := range r.batch {
-		j := s.j
+		j := s.Job
 		if j.ended || s.chunk == 0 && !s.tokenPending || s.computed != s.Total() {
 			continue
 		}
 		s.chunk = 0
-		if j.fault != nil && r.triggerFault(s) {
+		if j.Fault != nil && r.triggerFault(s) {
 			s.tokenPending = true
 			continue
 		}
@@ -23,14 +23,11 @@ func (r *rank) emit() {
 		id, last := s.Produce()
 		text := s.AddText(id)
 		last = last || s.Reason != ""
-		r.counters.generated++
-		if pd := j.pd; pd != nil && last && pd.holdLastToken(r, s) {
+		r.Counters.Generated++
+		if j.Leg != nil && last && j.Leg.HoldLastToken(r, s) {
 			s.lastHeld, s.heldText = true, text
 			r.heldLast[s] = struct{}{}
 			continue
-		}
-		if last {
-			r.leasePrefill(s)
 		}
 		r.sendToken(s, id, text)
 		if j.Params.Stream && r.o.Coalesce {
@@ -43,7 +40,7 @@ func (r *rank) emit() {
 	clear(r.batch)
 	keep := r.running[:0]
 	for _, s := range r.running {
-		if s.Reason == "" && !s.j.ended {
+		if s.Reason == "" && !s.Job.ended {
 			keep = append(keep, s)
 		}
 	}
@@ -60,8 +57,8 @@ func (r *rank) emit() {
 }
 
 // sendToken sends a token to the client of a stream.
-func (r *rank) sendToken(s *seq, id uint32, text string) {
-	j := s.j
+func (r *Rank) sendToken(s *Seq, id uint32, text string) {
+	j := s.Job
 	if !j.Params.Stream {
 		j.Events++
 		return
@@ -75,11 +72,10 @@ func (r *rank) sendToken(s *seq, id uint32, text string) {
 }
 
 // finishSeq ends a sequence and, with the last one of its job, the response.
-func (r *rank) finishSeq(s *seq) {
-	j := s.j
-	r.counters.finish(s.Reason)
-	if s.leased {
-	} else if pd := j.pd; pd == nil || !pd.retainBlocks(r, s) {
+func (r *Rank) finishSeq(s *Seq) {
+	j := s.Job
+	r.Counters.finish(s.Reason)
+	if j.Leg == nil || !j.Leg.RetainBlocks(r, s) {
 		r.pool.Release(s.blocks)
 		s.blocks = nil
 	}
@@ -92,11 +88,11 @@ func (r *rank) finishSeq(s *seq) {
 		r.scratch.Finish()
 	} else {
 		b := j.Format.Full(make([]byte, 0, 1024), &j.Response)
-		if f := j.fault; f != nil && f.Phase == "answer" {
+		if f := j.Fault; f != nil && f.Phase == "answer" {
 			r.delayAnswer(j, f, b)
 			return
 		}
-		j.c.Respond(j.req, 200, "application/json", b)
+		j.conn.Respond(j.Request, 200, "application/json", b)
 	}
 	r.markAnswered(j)
 }
@@ -104,10 +100,10 @@ func (r *rank) finishSeq(s *seq) {
 // delayAnswer sends a whole response when the fault's time has passed, unless the
 // client has disconnected by then: an API server responds a moment after its core has
 // finished.
-func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
+func (r *Rank) delayAnswer(j *Job, f *faults.Fault, body []byte) {
 	j.finished = true
-	r.counters.delayedAnswers++
-	r.l.wg.Go(func() {
+	r.Counters.DelayedAnswers++
+	r.Process.Go(func() {
 		after := make(<-chan time.Time) // never
 		if f.Delay > 0 {
 			t := time.NewTimer(f.Delay)
@@ -118,12 +114,12 @@ func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 		case <-after:
 		case <-f.Until:
 		case <-j.done:
-		case <-r.l.stopc:
+		case <-r.Process.Context.Done():
 		}
-		r.post(func() {
-			r.counters.delayedAnswers--
+		r.Post(func() {
+			r.Counters.DelayedAnswers--
 			if !j.ended {
-				j.c.Respond(j.req, 200, "application/json", body)
+				j.conn.Respond(j.Request, 200, "application/json", body)
 				r.markAnswered(j)
 			}
 		})
@@ -132,8 +128,8 @@ func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 
 // triggerFault applies the job's fault when its time has come. It returns true if s
 // gets no token now.
-func (r *rank) triggerFault(s *seq) bool {
-	j, f := s.j, s.j.fault
+func (r *Rank) triggerFault(s *Seq) bool {
+	j, f := s.Job, s.Job.Fault
 	if s.stalledUntil.After(time.Now()) {
 		return true
 	}
@@ -157,7 +153,7 @@ func (r *rank) triggerFault(s *seq) bool {
 	switch f.Kind {
 	case faults.Stall:
 		if f.Delay > 0 && !s.stalledUntil.IsZero() {
-			j.fault = nil
+			j.Fault = nil
 			return false
 		}
 		s.stalledUntil = time.Now().Add(1000 * time.Hour)
@@ -166,13 +162,13 @@ func (r *rank) triggerFault(s *seq) bool {
 		}
 	case faults.Reset:
 		r.drop(j)
-		j.c.Reset()
+		j.conn.Reset()
 		r.markAnswered(j)
 	case faults.Cut:
 		r.drop(j)
-		j.req.Close = true
+		j.Request.Close = true
 		if !j.headSent && f.Phase == "body" {
-			j.c.Send([]byte(truncatedAnswerBytes))
+			j.conn.Send([]byte(truncatedAnswerBytes))
 		}
 		r.markAnswered(j)
 	case faults.Garbage:
@@ -182,14 +178,14 @@ func (r *rank) triggerFault(s *seq) bool {
 			r.scratch.End(append(r.scratch.Begin(), "data: {\"id\": {{{\n\n"...))
 			r.scratch.Finish()
 		} else {
-			j.c.Respond(j.req, 200, "application/json", []byte(garbageBody))
+			j.conn.Respond(j.Request, 200, "application/json", []byte(GarbageBody))
 		}
 		r.markAnswered(j)
 	case faults.StreamFail:
-		r.fail(j, 500, "Internal server error")
+		r.Fail(j, 500, "Internal server error")
 	case faults.Dead:
-		r.fail(j, 500, deadMessage)
-		go r.e.crash(r.l, false)
+		r.Fail(j, 500, DeadMessage)
+		go r.Process.Crash()
 	default:
 		return false
 	}
@@ -198,3 +194,6 @@ func (r *rank) triggerFault(s *seq) bool {
 
 // truncatedAnswerBytes is the length of a whole response that a fault truncates.
 const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
+
+// GarbageBody is a response that is no JSON.
+const GarbageBody = `{"id": "garbage", "choices": [{{{`

@@ -1,4 +1,4 @@
-package sim
+package core
 
 import (
 	"math"
@@ -10,7 +10,7 @@ import (
 
 // planStep plans the next step: which sequences run and how long it takes. It allocates
 // their blocks and adds the sequences that compute to running.
-func (r *rank) planStep(now time.Time) (time.Duration, bool) {
+func (r *Rank) planStep(now time.Time) (time.Duration, bool) {
 	budget := r.o.MaxBatch
 	prefill, decodes, context := 0, 0, 0
 	for i := 0; i < len(r.running); i++ {
@@ -77,7 +77,7 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 }
 
 // allocate allocates blocks for n tokens of s; it returns false if there are none.
-func (r *rank) allocate(s *seq, n int) bool {
+func (r *Rank) allocate(s *Seq, n int) bool {
 	need := (n+r.o.BlockSize-1)/r.o.BlockSize - len(s.blocks)
 	if need > r.pool.Free {
 		return false
@@ -90,9 +90,9 @@ func (r *rank) allocate(s *seq, n int) bool {
 
 // preempt puts a running sequence back to the front of the queue. It is computed again,
 // prompt and output, as far as the prefix cache does not have it.
-func (r *rank) preempt(s *seq) {
-	r.counters.preempted++
-	r.running = slices.DeleteFunc(r.running, func(x *seq) bool { return x == s })
+func (r *Rank) preempt(s *Seq) {
+	r.Counters.Preempted++
+	r.running = slices.DeleteFunc(r.running, func(x *Seq) bool { return x == s })
 	r.pool.Release(s.blocks)
 	s.blocks, s.computed, s.chunk = nil, 0, 0
 	r.waiting = slices.Insert(r.waiting, 0, s)
@@ -100,7 +100,7 @@ func (r *rank) preempt(s *seq) {
 
 // admit takes the next sequence that can start and allocates the blocks of its whole
 // context. It returns nil if there is none, or no space for the first in the queue.
-func (r *rank) admit() *seq {
+func (r *Rank) admit() *Seq {
 	if len(r.ready) > 0 {
 		s := r.ready[0]
 		r.ready = r.ready[1:]
@@ -139,17 +139,14 @@ func (r *rank) admit() *seq {
 		s.computed = hits * size
 		if len(s.Out) == 0 {
 			s.local, s.Cached = s.computed, s.computed
-			r.counters.queries += int64(total)
-			r.counters.hits += int64(s.computed)
-			if h := s.j.handle; h != nil && !s.pulled && r.startPull(s, h) {
+			r.Counters.Queries += int64(total)
+			r.Counters.Hits += int64(s.computed)
+			if leg := s.Job.Leg; leg != nil && !s.pulled && leg.OnAdmitted(r, s) {
 				continue
 			}
-			if pd := s.j.pd; pd != nil && !s.pulled && pd.onAdmitted(r, s) {
-				continue
-			}
-			r.counters.localHit += int64(s.computed)
-			r.counters.localCompute += int64(total - s.computed)
-			r.counters.prompt += int64(total)
+			r.Counters.LocalHit += int64(s.computed)
+			r.Counters.LocalCompute += int64(total - s.computed)
+			r.Counters.Prompt += int64(total)
 		}
 		return s
 	}
@@ -157,13 +154,13 @@ func (r *rank) admit() *seq {
 }
 
 // compute advances s by its chunk and caches the blocks that became full.
-func (r *rank) compute(s *seq) {
+func (r *Rank) compute(s *Seq) {
 	s.computed += s.chunk
 	r.store(s, s.computed-s.chunk)
 }
 
 // store publishes the blocks of s that became full after from tokens.
-func (r *rank) store(s *seq, from int) {
+func (r *Rank) store(s *Seq, from int) {
 	size := r.o.BlockSize
 	first, full := from/size, s.computed/size
 	if r.o.NoPrefixCache || first >= full {
@@ -174,15 +171,15 @@ func (r *rank) store(s *seq, from int) {
 		r.pool.Store(s.blocks[i], &s.hashes[i])
 	}
 	ev := eventcodec.Event{Kind: eventcodec.Stored, Hashes: s.hashes[first:full:full], Root: first == 0,
-		Tokens: s.Slice(first*size, full*size), Salt: s.j.Params.Salt, Session: s.j.Params.Session}
+		Tokens: s.Slice(first*size, full*size), Salt: s.Job.Params.Salt, Session: s.Job.Params.Session}
 	if first > 0 {
 		ev.Parent = s.hashes[first-1]
 	}
 	r.event(ev)
 }
 
-func (r *rank) event(ev eventcodec.Event) {
-	if r.pub != nil {
+func (r *Rank) event(ev eventcodec.Event) {
+	if r.Publisher != nil {
 		r.events = append(r.events, ev)
 	}
 }

@@ -1,25 +1,26 @@
-package sim
+package core
 
 import (
 	"sync"
 	"time"
 )
 
-// blockLog records when the last block of a request was released. It counts, by
+// BlockLog records when the last block of a request was released. It counts, by
 // X-Request-Id, the references of the request, its transfers and its lease. It is off
 // unless Options.LogBlocks is set.
-type blockLog struct {
+type BlockLog struct {
 	mu       sync.Mutex
 	on       bool
 	blocks   map[string]int
 	released map[string]time.Time
 }
 
-func newBlockLog(on bool) *blockLog {
-	return &blockLog{on: on, blocks: make(map[string]int), released: make(map[string]time.Time)}
+// NewBlockLog returns an empty log; it records nothing unless on is set.
+func NewBlockLog(on bool) *BlockLog {
+	return &BlockLog{on: on, blocks: make(map[string]int), released: make(map[string]time.Time)}
 }
 
-func (k *blockLog) acquire(id string) {
+func (k *BlockLog) acquire(id string) {
 	if !k.on {
 		return
 	}
@@ -28,7 +29,7 @@ func (k *blockLog) acquire(id string) {
 	k.mu.Unlock()
 }
 
-func (k *blockLog) release(id string) {
+func (k *BlockLog) release(id string) {
 	if !k.on {
 		return
 	}
@@ -40,11 +41,9 @@ func (k *blockLog) release(id string) {
 	k.mu.Unlock()
 }
 
-// BlockReleaseTimes returns, by X-Request-Id, when the last block of a request was
-// released on this engine. A zero time means that some blocks are still referenced. It
-// needs Options.LogBlocks.
-func (e *Engine) BlockReleaseTimes() map[string]time.Time {
-	k := e.blockLog
+// ReleaseTimes returns, by X-Request-Id, when the last block of a request was released. A zero time
+// means that some blocks are still referenced.
+func (k *BlockLog) ReleaseTimes() map[string]time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := make(map[string]time.Time, len(k.released))

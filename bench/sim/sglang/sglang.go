@@ -1,19 +1,58 @@
-package sim
+// Package sglang has SGLang's hand-over: prefill and decode get the same request
+// at the same time and meet in a room, through the bootstrap server of the prefill
+// node.
+package sglang
 
 import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"sync"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/bootstrap"
+	"sluice/bench/sim/core"
 	"sluice/bench/sim/httpconn"
 )
 
-// sglangLeg is one leg of SGLang's hand-over: prefill and decode get the same request
-// at the same time and meet in a room, through the bootstrap server of the prefill
-// node.
-type sglangLeg struct {
-	defaultLeg
+// family is the family in one incarnation.
+type family struct {
+	p         *core.Process
+	bootstrap *bootstrap.Server // of this node, if it is a prefill
+	rooms     []rooms           // by rank; each belongs to the rank's goroutine
+
+	mu       sync.Mutex // guards prefills
+	prefills map[string]*prefillServer
+}
+
+// New returns the family for one incarnation, whose ranks p has and whose bootstrap server is registry.
+func New(p *core.Process, registry *bootstrap.Server) core.Family {
+	f := &family{p: p, bootstrap: registry, rooms: make([]rooms, p.Options.Ranks), prefills: make(map[string]*prefillServer)}
+	for i := range f.rooms {
+		f.rooms[i] = rooms{rank: p.Ranks[i], open: make(map[int64]*room), used: make(map[int64]roomReply)}
+	}
+	p.Rooms = func(r *core.Rank) (requests, handshakes int) {
+		rs := f.roomsOf(r)
+		requests = rs.waiting()
+		return requests, len(rs.open) - requests
+	}
+	return f
+}
+
+// Close implements core.Family.
+func (f *family) Close() {
+	for i := range f.rooms {
+		f.rooms[i].stop()
+	}
+}
+
+func (f *family) roomsOf(r *core.Rank) *rooms { return &f.rooms[r.Index] }
+
+// leg is one leg of the hand-over.
+type leg struct {
+	core.PlainLeg
+	family      *family
+	handovers   map[*core.Seq]*handover // the rooms of the sequences; set by Begin
 	prefill     bool
 	hosts       []string // by prompt of the batch, or one for all
 	ports       []int
@@ -24,11 +63,11 @@ type sglangLeg struct {
 	follow      bool // the room determines the rank
 }
 
-// readSGLang reads the bootstrap members, after the headers that override them. On a
+// Read reads the bootstrap members, after the headers that override them. On a
 // server that is not part of a P/D pair only the rank has a meaning.
-func readSGLang(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error) {
-	o := &l.e.o
-	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
+func (f *family) Read(b *api.Body, r *httpconn.Request) (core.Leg, error) {
+	o := f.p.Options
+	g := &leg{family: f, prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
 	rank := func(p *int, to *int, name string) error {
 		if p == nil {
 			return nil
@@ -39,17 +78,17 @@ func readSGLang(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error)
 		*to = *p
 		return nil
 	}
-	if err := rank(b.DPRank, &leg.routed, "data_parallel_rank"); err != nil {
+	if err := rank(b.DPRank, &g.routed, "data_parallel_rank"); err != nil {
 		return nil, err
 	}
-	if err := rank(b.RoutedRank, &leg.routed, "routed_dp_rank"); err != nil {
+	if err := rank(b.RoutedRank, &g.routed, "routed_dp_rank"); err != nil {
 		return nil, err
 	}
-	if err := rank(b.PrefillRank, &leg.prefillRank, "disagg_prefill_dp_rank"); err != nil {
+	if err := rank(b.PrefillRank, &g.prefillRank, "disagg_prefill_dp_rank"); err != nil {
 		return nil, err
 	}
 	if o.HeaderOverrides && r.Path != "/v1/completions" {
-		if err := leg.override(b, r); err != nil {
+		if err := g.override(b, r); err != nil {
 			return nil, err
 		}
 	}
@@ -58,43 +97,43 @@ func readSGLang(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error)
 		if err != nil {
 			return nil, api.Refuse(400, "", "Invalid X-Data-Parallel-Rank header: %q is not an integer.", v)
 		}
-		leg.routed = k
+		g.routed = k
 	}
-	if leg.routed >= o.Ranks {
-		return nil, api.Refuse(400, "", "routed_dp_rank=%d is out of range [0, %d).", leg.routed, o.Ranks)
+	if g.routed >= o.Ranks {
+		return nil, api.Refuse(400, "", "routed_dp_rank=%d is out of range [0, %d).", g.routed, o.Ranks)
 	}
 	if o.Role == "aggregated" || o.PD != "sglang" {
-		return &rankLeg{routed: leg.routed}, nil
+		return &rankLeg{routed: g.routed}, nil
 	}
 	if len(b.Room) == 0 || string(b.Room) == "null" {
 		return nil, api.Refuse(400, "", "Disaggregated request received without bootstrap room id")
 	}
 	var err error
-	if leg.rooms, leg.roomList, err = api.OneOrMany[int64](b.Room, "bootstrap_room", "an integer from 0 to 2^63-1"); err != nil {
+	if g.rooms, g.roomList, err = api.OneOrMany[int64](b.Room, "bootstrap_room", "an integer from 0 to 2^63-1"); err != nil {
 		return nil, err
 	}
-	for _, room := range leg.rooms {
+	for _, room := range g.rooms {
 		if room < 0 {
 			return nil, api.Refuse(400, "bootstrap_room", "bootstrap_room %d is out of range [0, 2^63).", room)
 		}
 	}
-	if leg.hosts, _, err = api.OneOrMany[string](b.Host, "bootstrap_host", "a string"); err != nil {
+	if g.hosts, _, err = api.OneOrMany[string](b.Host, "bootstrap_host", "a string"); err != nil {
 		return nil, err
 	}
-	if leg.ports, _, err = api.OneOrMany[int](b.Port, "bootstrap_port", "an integer"); err != nil {
+	if g.ports, _, err = api.OneOrMany[int](b.Port, "bootstrap_port", "an integer"); err != nil {
 		return nil, err
 	}
-	if leg.ports == nil {
-		leg.ports = []int{8998}
+	if g.ports == nil {
+		g.ports = []int{8998}
 	}
-	if !leg.prefill && leg.hosts == nil {
+	if !g.prefill && g.hosts == nil {
 		return nil, api.Refuse(400, "bootstrap_host", "bootstrap_host is required on a decode server.")
 	}
-	return leg, nil
+	return g, nil
 }
 
 // override applies the headers of SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
-func (g *sglangLeg) override(b *api.Body, r *httpconn.Request) error {
+func (g *leg) override(b *api.Body, r *httpconn.Request) error {
 	raw := func(name string, to *json.RawMessage, quoted bool) {
 		if v, ok := r.Get("x-override-" + name); ok {
 			if *to = json.RawMessage(v); quoted {
@@ -122,32 +161,32 @@ func (g *sglangLeg) override(b *api.Body, r *httpconn.Request) error {
 
 // rankLeg only selects the rank of a plain request.
 type rankLeg struct {
-	defaultLeg
+	core.PlainLeg
 	routed int
 }
 
-func (g *rankLeg) rank(int) int { return g.routed }
+func (g *rankLeg) Rank(int) int { return g.routed }
 
-func (g *sglangLeg) side() string {
+func (g *leg) Side() string {
 	if g.prefill {
 		return "prefill"
 	}
 	return "decode"
 }
 
-// rank follows SGLang's rule: the rank of the request, or else on prefill the room
+// Rank follows SGLang's rule: the rank of the request, or else on prefill the room
 // number modulo the ranks if the balance method follows rooms. A batch runs on the rank
 // of its first room here, whereas SGLang spreads it over the ranks of its rooms.
-func (g *sglangLeg) rank(ranks int) int {
+func (g *leg) Rank(ranks int) int {
 	if g.routed >= 0 || !g.prefill || !g.follow {
 		return g.routed
 	}
 	return int(g.rooms[0] % int64(ranks))
 }
 
-// begin assigns a room to every sequence.
-func (g *sglangLeg) begin(j *job) error {
-	batch := len(j.seqs) / j.Params.N
+// Begin assigns a room to every sequence.
+func (g *leg) Begin(j *core.Job) error {
+	batch := len(j.Seqs) / j.Params.N
 	for _, c := range []struct {
 		name string
 		n    int
@@ -160,9 +199,10 @@ func (g *sglangLeg) begin(j *job) error {
 		return api.Refuse(400, "bootstrap_room", "bootstrap_room has %d elements for a batch of %d.", len(g.rooms), batch)
 	}
 	seen := make(map[int64]bool)
-	for i, s := range j.seqs {
+	g.handovers = make(map[*core.Seq]*handover, len(j.Seqs))
+	for i, s := range j.Seqs {
 		item, sample := i/j.Params.N, i%j.Params.N
-		m := &roomHandover{}
+		m := &handover{}
 		if g.roomList {
 			m.room = g.rooms[item] // repeated for every sample, as the engine does
 		} else {
@@ -176,7 +216,7 @@ func (g *sglangLeg) begin(j *job) error {
 			m.host = g.hosts[item%len(g.hosts)]
 		}
 		m.port = g.ports[item%len(g.ports)]
-		s.handover = m
+		g.handovers[s] = m
 		if g.prefill {
 			s.Limit = 1
 		}
