@@ -50,14 +50,14 @@ var directDependencies = []string{
 	"github.com/prometheus/common",            // /metrics: the formats
 	// tests only: validates files with the schema of the configuration
 	"github.com/santhosh-tekuri/jsonschema/v6",
-	"github.com/spf13/cobra",                  // subcommands, completion and man pages of the command line
-	"github.com/spf13/pflag",                  // its GNU-style flags
-	"github.com/tinylib/msgp",                 // msgpack of the same
-	"github.com/valyala/fasthttp",             // the HTTP front
-	"github.com/zeebo/xxh3",                   // block hashing
-	"golang.org/x/net",                        // DNS messages, for workers found by name
-	"golang.org/x/sys",                        // epoll for the client-gone watch
-	"google.golang.org/protobuf",              // /metrics: time of an exemplar
+	"github.com/spf13/cobra",      // subcommands, completion and man pages of the command line
+	"github.com/spf13/pflag",      // its GNU-style flags
+	"github.com/tinylib/msgp",     // msgpack of the same
+	"github.com/valyala/fasthttp", // the HTTP front
+	"github.com/zeebo/xxh3",       // block hashing
+	"golang.org/x/net",            // DNS messages, for workers found by name
+	"golang.org/x/sys",            // epoll for the client-gone watch
+	"google.golang.org/protobuf",  // /metrics: time of an exemplar
 }
 
 // uncheckedPools may use a sync.Pool. All other pools are checked by package objpool.

@@ -74,7 +74,7 @@ func newRoot() *cobra.Command {
 		serveCommand(), sidecarCommand(), demoCommand(), registerCommand(),
 		initCommand(), checkCommand(), configCommand(), keyCommand(), doctorCommand(),
 		workersCommand(), requestsCommand(), topCommand(), drainCommand(true), drainCommand(false),
-		reloadCommand(), restartCommand(), explainCommand(), recordCommand(),
+		reloadCommand(), restartCommand(), explainCommand(), recordCommand(), supportBundleCommand(),
 		simCommand(), loadCommand(), replayCommand(),
 		completionCommand(), versionCommand(),
 	)
