@@ -169,9 +169,9 @@ func quantiles(b *testing.B, d []time.Duration) {
 }
 
 // BenchmarkRealWriteVisible: a record of 64 bytes, from the order to write it until
-// it is seen in the board's memory by loads, and until the board's owner is told.
+// it is seen in the board's memory by loads, and until the board's owner is notified.
 func BenchmarkRealWriteVisible(b *testing.B) {
-	for _, how := range []string{"seen", "told"} {
+	for _, how := range []string{"seen", "notified"} {
 		b.Run(how, func(b *testing.B) {
 			w := realNetwork()
 			heard := make(chan struct{}, 1)

@@ -198,7 +198,7 @@ func testPeerThatCloses(t *testing.T, w agentNetwork) {
 		t.Errorf("post: %v; want ErrPeerDead", err)
 	}
 	if len(down) != 0 {
-		t.Error("told twice that the peer is down")
+		t.Error("notified twice that the peer is down")
 	}
 }
 

@@ -27,7 +27,7 @@ func TestRealForgedBoard(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if _, again := heard[k]; again {
-			t.Errorf("told twice of %+v", k)
+			t.Errorf("notified twice of %+v", k)
 		}
 		heard[k] = c
 	}))
@@ -60,14 +60,14 @@ func TestRealForgedBoard(t *testing.T) {
 			for i := range slots {
 				rec := arms.Bytes()[i*recordBytes : (i+1)*recordBytes]
 				if w := rawRecordOf(seen.Bytes()[i*recordBytes:]); w[1] != 0 && w[6] == w.check() {
-					old = w // a record as it was told once
+					old = w // a record that was reported once
 				}
 				switch (round + i) % 5 {
 				case 0: // a flood of noise
 					for j := range recordBytes / 8 {
 						binary.LittleEndian.PutUint64(rec[8*j:], rand.Uint64())
 					}
-				case 1: // a nonce that is guessed; the sequence can be told from the board
+				case 1: // a nonce that is guessed; the sequence can be inferred from the board
 					k := CompletionSlot{Index: uint32(i), Sequence: rawRecordOf(seen.Bytes()[i*recordBytes:])[7] + uint64(round%2), Nonce: rand.Uint64(), Request: uint64(i)}
 					r := k.Record(Completion{Request: k.Request, Status: -1, Bytes: 666})
 					copy(rec, r[:])
@@ -125,7 +125,7 @@ func TestRealForgedBoard(t *testing.T) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("ticket %d was not told in 30 s of writing it", i)
+				t.Fatalf("slot %d was not reported within 30 s of writing it", i)
 			}
 		}
 	}
@@ -147,7 +147,7 @@ func TestRealForgedBoard(t *testing.T) {
 	if err := router.Health(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d tickets told right beside %d forged records (%d foreign); %d had to be written again", tickets, forged.Load(), router.Counters().Unmatched, again)
+	t.Logf("%d slots reported correctly beside %d forged records (%d foreign); %d had to be written again", tickets, forged.Load(), router.Counters().Unmatched, again)
 	// With the attack over, once is enough.
 	again = 0
 	for i := range slots {
@@ -254,7 +254,7 @@ func TestRealCloseWithTransfersUnderWay(t *testing.T) {
 	t.Logf("closed in %s; transfers: %v", time.Since(began), ended)
 }
 
-// A handler that does not come back must not keep Close for ever.
+// A handler that does not come back must not block Close without end.
 func TestRealCloseWithAHandlerThatHangs(t *testing.T) {
 	search := realNIXL(t)
 	gate, entered := make(chan struct{}), make(chan struct{}, 1)

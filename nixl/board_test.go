@@ -270,7 +270,7 @@ func TestBoardRaces(t *testing.T) {
 	wg.Wait()
 	for k, n := range reported {
 		if n != 1 {
-			t.Errorf("%+v was told %d times", k, n)
+			t.Errorf("%+v was reported %d times", k, n)
 		}
 	}
 	b.Expire(time.Now().Add(time.Hour), 64)

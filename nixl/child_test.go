@@ -136,7 +136,7 @@ func (c *child) metadata(t testing.TB) []byte {
 	_, b64, ok := strings.Cut(c.line(t), "metadata ")
 	md, err := base64.StdEncoding.DecodeString(b64)
 	if !ok || err != nil {
-		t.Fatalf("the child told no metadata: %v", err)
+		t.Fatalf("the child sent no metadata: %v", err)
 	}
 	return md
 }
@@ -258,7 +258,7 @@ func hangupStorm(t *testing.T, part string) {
 	realNIXL(t)
 	c := startChild(t, part, "UCX_DEBUG_SIGNO=HUP", "UCX_HANDLE_ERRORS=bt")
 	if l := c.line(t); l != "taken 0" {
-		t.Errorf("of the signals: %q; UCX was told to take none", l)
+		t.Errorf("of the signals: %q; UCX was configured to handle none", l)
 	}
 	ask := func() (n int) {
 		t.Helper()

@@ -107,7 +107,7 @@ func TestRealCUDATransfers(t *testing.T) {
 	must[Telemetry](t)(tr.Wait(t.Context()))
 	select {
 	case c := <-landed:
-		t.Logf("record written from VRAM, told %s after the start: %+v", time.Since(began), c)
+		t.Logf("record written from VRAM, reported %s after the start: %+v", time.Since(began), c)
 	case <-time.After(5 * time.Second):
 		t.Error("the record from VRAM did not land")
 	}

@@ -43,7 +43,7 @@ type latencies struct {
 	cpuPerMessage time.Duration   // of CPU, for one message
 }
 
-// measure has a sender, a program, send count messages to an agent of ours, one a millisecond.
+// measure has a sender, a program, send count messages to an agent of this package, one per millisecond.
 func measure(t testing.TB, sender string, count int, open func(func(Notification)) *Agent) (m latencies) {
 	t.Helper()
 	var mu sync.Mutex

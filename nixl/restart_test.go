@@ -212,7 +212,7 @@ func TestRealIsolatedDiesAtAnyMoment(t *testing.T) {
 }
 
 // The library does not come back from a registration, and then the process dies: who
-// waits for it is told, and the next process has a board.
+// waits for it is notified, and the next process has a board.
 func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	lib := fakeLibrary(t)
 	t.Setenv("FAKE_NIXL_HANG", "register_mem")
@@ -243,9 +243,9 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	if err := hostProcessOf(t, first.Load()).Kill(); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "who waits for the registration is told", func() bool { return notified.Load() != nil })
+	testwait.Until(t, "the waiter for the registration is notified", func() bool { return notified.Load() != nil })
 	if err := notified.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
-		t.Errorf("told %v; want ErrDied of the registration", err)
+		t.Errorf("got %v; want ErrDied of the registration", err)
 	}
 	wantTier(t, tier, TierUp)
 	t.Logf("up again %s after the death", time.Since(began).Round(time.Millisecond))

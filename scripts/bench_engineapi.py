@@ -38,7 +38,7 @@ import tempfile
 
 import bench_proxies as b
 
-BASE, TWIN = "HTTP /v1/completions", "HTTP /v1/engine/generate"
+BASE, ENGINE_API = "HTTP /v1/completions", "HTTP /v1/engine/generate"
 FLOOR = "sockets alone, "
 BEGIN, END = "<!-- bench-engineapi -->", "<!-- /bench-engineapi -->"
 
@@ -53,7 +53,7 @@ def build(tmp):
 
 def floor_of(name):
     """Returns the lower bound that a protocol is compared with, or None if it has none."""
-    if name in (BASE, TWIN):
+    if name in (BASE, ENGINE_API):
         return FLOOR + "HTTP"
     return FLOOR + name.removeprefix("socket, ") if name.startswith("socket, ") else None
 
@@ -146,7 +146,7 @@ def main():
             rows = sides[side] = {
                 FLOOR + "HTTP": (plain, [load], "http://%s/v1/completions" % plain.addr),
                 BASE: (p, [load], "http://%s/v1/completions" % p.addr),
-                TWIN: (p, [load], "http://%s/v1/engine/generate" % p.addr),
+                ENGINE_API: (p, [load], "http://%s/v1/engine/generate" % p.addr),
                 FLOOR + "unix": (floor(vllm, *frames, "--listen", "unix:" + fpath), [load], "unix://" + fpath),
                 "socket, unix": (p, [load], "unix://" + path),
                 FLOOR + "TCP": (tcp, [load], "tcp://" + tcp.addr),

@@ -160,7 +160,7 @@ func TestSGLangRefuses(t *testing.T) {
 }
 
 // TestSGLangRanks: prefill's rank follows the room, or is said on both sides;
-// said on one side only, the legs wait for each other in vain.
+// named on one side only, the legs wait for each other until they time out.
 func TestSGLangRanks(t *testing.T) {
 	const short = 300 * time.Millisecond
 	body := `{"input_ids":` + idPrompt(64, 1) + `,"sampling_params":{"max_new_tokens":2}}`
@@ -237,7 +237,7 @@ func TestSGLangSingleLegs(t *testing.T) {
 	wantIdle(t, p, d)
 }
 
-// TestSGLangClientAborts frees a leg's own place at once; the other is not told.
+// TestSGLangClientAborts frees a leg's own place at once; the other is not notified.
 func TestSGLangClientAborts(t *testing.T) {
 	p, d := sglangPair(t, Options{})
 	host, port := p.Bootstrap()
@@ -471,7 +471,7 @@ func TestSGLangLoads(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the running request is not told: %v", m)
+			t.Fatalf("the running request got no error event: %v", m)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if string(want) != got {
-		t.Errorf("%s differs (go test -rewrite writes it anew)\n got %s\nwant %s", file, got, want)
+		t.Errorf("%s differs (go test -rewrite updates it)\n got %s\nwant %s", file, got, want)
 	}
 }
 

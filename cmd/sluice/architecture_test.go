@@ -99,7 +99,7 @@ func TestImportDirection(t *testing.T) {
 				continue
 			}
 			if slices.Contains(leafPackages, dir) && !(rest == waitPackage && strings.HasSuffix(path, "_test.go")) {
-				t.Errorf("%s imports %s: %s is a leaf and imports nothing of ours", path, imp, dir)
+				t.Errorf("%s imports %s: %s is a leaf and imports no package of this module", path, imp, dir)
 			}
 			if strings.HasPrefix(dir, "bench/sim") || strings.HasPrefix(dir, "bench/load") {
 				if strings.HasPrefix(imp, "sluice/router") && !slices.Contains(benchAllowedImports, imp) {

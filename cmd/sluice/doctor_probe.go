@@ -97,7 +97,7 @@ func (d *doctor) runProbe(what string) finding {
 		return f
 	case ctx.Err() != nil:
 		return finding{State: findingHung, Detail: fmt.Sprintf("no answer within %s; the probe was killed%s", d.timeout, lastOutput.last()),
-			Advice: "a library that hangs here would disable its tier in serve: name another with --nixl or --ucx, or find out with --timeout 5m and gdb -p what it waits for"}
+			Advice: "a library that hangs here would disable its tier in serve: name another with --nixl or --ucx, or find with --timeout 5m and gdb -p what it waits for"}
 	default:
 		if err == nil {
 			err = errNoAnswer

@@ -22,7 +22,7 @@ func TestKeyCommand(t *testing.T) {
 	}
 	cfg, err := config.Parse("printed", out.Bytes())
 	if err != nil {
-		t.Fatalf("what is printed is no configuration: %v", err)
+		t.Fatalf("the output is not a configuration: %v", err)
 	}
 	if len(cfg.APIKeys) != 1 || cfg.APIKeys[0].Name != "team-a" || cfg.APIKeys[0].SHA256 != apikey.HashOf(key[1]).String() {
 		t.Errorf("%+v", cfg.APIKeys)

@@ -31,7 +31,7 @@ func TestReliabilityNamesTests(t *testing.T) {
 			found = found || strings.Contains(string(text), "\nfunc "+row[2]+"(t *testing.T)")
 		}
 		if !found {
-			t.Errorf("%s has no %s: make reliability writes the page anew", row[1], row[2])
+			t.Errorf("%s has no %s: make reliability updates the page", row[1], row[2])
 		}
 	}
 	python, err := exec.LookPath("python3")

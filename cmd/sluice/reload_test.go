@@ -72,7 +72,7 @@ func TestReloadCommand(t *testing.T) {
 			t.Errorf("the last worker is taken out: %d\n%s", code, out)
 		}
 	}
-	testwait.UntilWithin(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "a warning in the log, of the reload that was not a dry run", func() bool {
 		log := p.Stderr.String()
 		return strings.Count(log, `warning="the file contains no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
 	})
@@ -130,7 +130,7 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 			t.Errorf("%q: %d, want %d: %s", c.args, code, c.code, out)
 		}
 		if slices.Contains(c.args, "--dry-run") && strings.Contains(out, "kill") {
-			t.Errorf("a trial is told of the signal that is none: %s", out)
+			t.Errorf("a dry run names a signal that was not sent: %s", out)
 		}
 		for _, want := range c.says {
 			if !strings.Contains(out, want) {

@@ -88,7 +88,7 @@ func TestClientCertificateMatrix(t *testing.T) {
 			}
 		}
 
-		// The CA is taken out of the file: a session from before is no way in either.
+		// The CA is removed from the file: a session from before does not admit the client either.
 		conn := with(right)
 		if errs, _ := connectTwice(addr, conn); errs[0] != nil {
 			t.Fatal(errs)

@@ -179,7 +179,7 @@ func TestRenewal(t *testing.T) {
 		}
 	}
 	if n := strings.Count(logs.String(), "stay in use"); n != 1 {
-		t.Errorf("the failure is told %d times:\n%s", n, logs.String())
+		t.Errorf("the failure is logged %d times:\n%s", n, logs.String())
 	}
 	write(t, filepath.Join(dir, "key.pem"), newKey)
 	k.expireCheck()

@@ -16,7 +16,7 @@ import (
 )
 
 // TestSuites offers each cipher suite that crypto/tls knows for TLS 1.2, one at a time, to
-// a server of ours, and has our client meet servers that know but one. With certificates of
+// a server of this package, and lets its client connect to servers that accept only one. With certificates of
 // both kinds only ECDHE suites with AEAD are agreed on.
 func TestSuites(t *testing.T) {
 	a := newAuthority(t)

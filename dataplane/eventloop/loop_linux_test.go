@@ -153,7 +153,7 @@ func TestIdleTimeout(t *testing.T) {
 }
 
 // TestDeadline: a task's time is over when it says, not when the loop next looks for
-// time-outs; a task attached meanwhile is no reason to forget it.
+// time-outs; a task attached meanwhile does not delay it.
 func TestDeadline(t *testing.T) {
 	s, err := Start(Options{Loops: 1, Tick: time.Hour})
 	if err != nil {
@@ -228,7 +228,7 @@ func TestEndedLoop(t *testing.T) {
 	}
 }
 
-// A task that is cut while it is attached, while the loops are closed, is told once.
+// A task that is cut while it is attached, while the loops are closed, is notified once.
 func TestEndedOnce(t *testing.T) {
 	in, _ := pair(t)
 	out, _ := pair(t)

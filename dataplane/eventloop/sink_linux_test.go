@@ -76,7 +76,7 @@ func TestSink(t *testing.T) {
 		break
 	}
 	if want = append(want, '$'); !bytes.Equal(sink.got, want) || sent != int64(len(want)) {
-		t.Errorf("%d bytes came, %d told of, %d were sent", len(sink.got), sent, len(want))
+		t.Errorf("got %d bytes, %d reported, %d sent", len(sink.got), sent, len(want))
 	}
 	if tasks < 5 {
 		t.Errorf("%d Tasks for a Sink that was full every 50 kB", tasks)

@@ -38,10 +38,10 @@ func TestStarvedLoop(t *testing.T) {
 	select {
 	case d := <-notified:
 		if d < held-time.Second || d > testTimeout {
-			t.Errorf("told of %v, want about %v", d, held)
+			t.Errorf("notified of %v, want about %v", d, held)
 		}
 	case <-time.After(testTimeout):
-		t.Fatal("nobody was told")
+		t.Fatal("OnStarved was not called")
 	}
 	silent.send("y")
 	silent.expectReceived("y")

@@ -33,7 +33,7 @@ func TestCompressedRequest(t *testing.T) {
 		}
 		for _, f := range x.ForwardFields(nil) {
 			if ascii.EqualFold(f.Name, "Content-Encoding") {
-				t.Error("the engine would be told of a coding that the body no longer has")
+				t.Error("the engine would get a Content-Encoding that the body no longer has")
 			}
 		}
 		x.ReplyJSON(200, []byte("{}"))

@@ -73,12 +73,12 @@ func TestClientGoneDuringHandler(t *testing.T) {
 			select {
 			case at := <-notified:
 				if took := at.Sub(left); took > promptly {
-					t.Errorf("told after %v", took)
+					t.Errorf("notified after %v", took)
 				} else {
-					t.Logf("told after %v", took)
+					t.Logf("notified after %v", took)
 				}
 			case <-time.After(testTimeout):
-				t.Fatal("not told")
+				t.Fatal("not notified")
 			}
 			testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 		})

@@ -191,7 +191,7 @@ func TestErrorAfterHead(t *testing.T) {
 			"event: error\n" + `data: {"type":"error","error":{"type":"api_error","message":"the engine answered with status 200 and no event stream"},"request_id":"mine"}` + "\n\n", false},
 		{"an engine's page", chat, engineSays("500 Oops", "text/html", "<html>"),
 			`data: {"error":{"message":"the engine answered with status 500","type":"upstream_error","param":null,"code":500}}` + "\n\n" + oaDone, false},
-		{"an engine's events of a told length", chat, engineSays("200 OK", "text/event-stream", helloStream), helloStream, false},
+		{"an engine's events with a Content-Length", chat, engineSays("200 OK", "text/event-stream", helloStream), helloStream, false},
 		{"a whole answer", chat, func(x Exchange) { x.ReplyJSON(200, []byte(`{"choices":[]}`)) }, `data: {"choices":[]}` + "\n\n" + oaDone, false},
 		{"events that are whole", chat, func(x Exchange) { x.ReplyEvents([]byte(helloStream)) }, helloStream, false},
 		{"no events at all", chat, func(x Exchange) { x.ReplyEvents(nil) }, "", false},
@@ -217,7 +217,7 @@ func TestErrorAfterHead(t *testing.T) {
 			} else {
 				c.expectServes()
 			}
-			testwait.Until(t, "end told", func() bool { return len(r.observed.endings()) >= 1 })
+			testwait.Until(t, "the end is observed", func() bool { return len(r.observed.endings()) >= 1 })
 			if got := r.observed.endings()[0]; got != k.path+" 200" {
 				t.Errorf("ended %q", got)
 			}

@@ -48,7 +48,7 @@ func TestEngineFieldsAreReviewed(t *testing.T) {
 		}
 		in[row[1]] = true
 		if known[row[1]] == "" {
-			t.Errorf("%s reads %q (%s, %s, %s): find out what it does with it, then add it to engineFields or to engine_fields_reviewed.txt",
+			t.Errorf("%s reads %q (%s, %s, %s): determine what it does with it, then add it to engineFields or to engine_fields_reviewed.txt",
 				row[0], row[1], row[2], row[3], row[4])
 		}
 	}

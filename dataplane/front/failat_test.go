@@ -59,7 +59,7 @@ func TestFailAt(t *testing.T) {
 			select {
 			case <-left:
 			case <-time.After(testTimeout):
-				t.Error("the handler was not told")
+				t.Error("the handler was not notified")
 			}
 			close(goOn)
 			if name == "a stream" {

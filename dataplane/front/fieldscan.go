@@ -351,7 +351,7 @@ func (s *fieldScan) skipString() {
 	s.pos = jsonscan.StringEnd(s.b, s.pos)
 }
 
-// skipNumbers skips what lies between here and the next element of an array that is no
+// skipNumbers skips what lies between here and the next element of an array that is not a
 // number: a prompt in token ids is most of a body.
 func (s *fieldScan) skipNumbers() {
 	for s.pos < len(s.b) && numberByte[s.b[s.pos]] {

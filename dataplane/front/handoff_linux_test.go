@@ -113,7 +113,7 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 				}
 			}
 			if len(successor.about) != 1 || successor.about[0] != k.about {
-				t.Errorf("told %+v, want %+v", successor.about, k.about)
+				t.Errorf("got %+v, want %+v", successor.about, k.about)
 			}
 			begun.send(chatPost(hello)[60:])
 			if resp, body := begun.readResponse(); resp.StatusCode != 200 || !resp.Close || body != `"first"` {

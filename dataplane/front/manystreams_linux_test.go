@@ -114,7 +114,7 @@ func (c *manyStreamsLoad) run(t *testing.T) {
 		c.p50, c.p90, c.p99, c.max = q(.5), q(.9), q(.99), q(1)
 		switch got := router.lines.count("client_stalled"); {
 		case c.p90 > time.Second:
-			t.Logf("a tenth of the events came %v late and more: this machine has no time for %d clients, and who is slow cannot be told (%d lost, %d called stalled)", c.p90, c.n, clients.lost, got)
+			t.Logf("a tenth of the events came %v late and more: this machine has no time for %d clients, and slow clients cannot be distinguished (%d lost, %d called stalled)", c.p90, c.n, clients.lost, got)
 		case clients.lost > 0:
 			t.Errorf("%d streams of clients that read ended", clients.lost)
 		case got != stops:

@@ -119,7 +119,7 @@ func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 		lowest, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
 	})
 	if lowest != len(headEnd) {
-		t.Errorf("the poller is told of %d bytes, want %d", lowest, len(headEnd))
+		t.Errorf("the poller is notified at %d bytes, want %d", lowest, len(headEnd))
 	}
 	c.send("/ch")
 	testwait.Holds(t, 100*time.Millisecond, "the rest of the head is not read", func() bool {

@@ -15,7 +15,7 @@ import (
 // before the response to the previous request was written. The server refuses them. It answers
 // the first request as usual, then the pipelined one with an error, and closes the connection.
 // If it served them in order, a request could wait for minutes behind a stream, unseen by
-// limits and drain, and a client that disconnects could not be told from one that sends more.
+// limits and drain, and a client that disconnects could not be distinguished from one that sends more.
 //
 // The detector looks for input before each write of a response. A client that sends its next
 // request after it has the whole response is therefore never refused. The pipelined bytes are

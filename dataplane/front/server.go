@@ -107,7 +107,7 @@ func New(opt Options) (*Server, error) {
 		// A body is read by us, as it comes: by default its declared length is
 		// allocated before the first byte.
 		StreamRequestBody: true,
-		// Bodies being streamed, this is no limit but how much of a body is read
+		// Bodies are streamed, so this does not limit them; it is how much of a body is read
 		// into a buffer of fasthttp's before the handler is called (8 KiB at
 		// most): bytes to copy once more, and to wait for where we will refuse.
 		MaxRequestBodySize: 1,

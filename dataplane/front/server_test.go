@@ -102,7 +102,7 @@ func TestEveryReasonHasARow(t *testing.T) {
 		}
 	}
 	if Reason("made up").Status() != 500 {
-		t.Error("an unknown reason is no 500")
+		t.Error("an unknown reason is not a 500")
 	}
 }
 
@@ -341,7 +341,7 @@ func TestConnectionLimits(t *testing.T) {
 			over.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n") // most have sent it when they are accepted
 			resp, body := over.readResponse()
 			if _, err := over.br.ReadByte(); err != io.EOF {
-				t.Errorf("behind the answer: %v, and not the connection's end: it was reset with what it was told", err)
+				t.Errorf("behind the answer: %v, and not the connection's end: it was reset with the answer in flight", err)
 			}
 			id := resp.Header.Get("X-Request-Id")
 			if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) || !validRequestID([]byte(id)) || id == last {

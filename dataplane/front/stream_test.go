@@ -200,7 +200,7 @@ func TestExpectContinueBeforeAStream(t *testing.T) {
 func testExpectContinueBeforeAStream(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 		if len(req.Header["Expect"]) > 0 {
-			t.Error("the engine was told to expect something")
+			t.Error("the engine got an Expect header")
 		}
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return err == nil

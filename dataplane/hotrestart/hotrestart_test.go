@@ -170,7 +170,7 @@ func TestSendConnection(t *testing.T) {
 	}
 	_, _, fd := linked(t)
 	if _, err := s.SendConnection(fd, nil); err == nil {
-		t.Error("a connection was passed of which nothing is told")
+		t.Error("a connection without a description was passed")
 	}
 }
 

@@ -238,7 +238,7 @@ block:
 	JNE  wrong
 
 	// Eight numbers, and four more: nearly always so many end in a block, and none too many
-	// is read in vain as slowly as to guess wrong.
+	// costs as much when read without need as a wrong guess.
 	POPCNTQ BX, CX
 	TWO(X2)
 	TWO(X3)

@@ -26,7 +26,7 @@ const (
 	minSystemMemory, minAllocated, minEndedGoroutines = 24 << 20, 8 << 20, 256
 	// quietSamples consecutive samples without a collection by Go make a quiet moment.
 	quietSamples = 3
-	// secondCollectAfter samples after a collection of ours follows a second one: idle pooled
+	// secondCollectAfter samples after a collection that the tuner started follows a second one: idle pooled
 	// connections have closed in between, which neither allocates nor ends goroutines.
 	secondCollectAfter = 15
 	// maxCollectShare times as long as a collection took, no other follows: a large heap
@@ -103,7 +103,7 @@ func (c *tuner) observe(s sample) (collect bool) {
 	return false
 }
 
-// collected resets the tuner after a collection of ours.
+// collected resets the tuner after a collection that it started.
 func (c *tuner) collected(s sample) { c.previous, c.atCollection, c.quiet = s, s, 0 }
 
 // metricsReader reads samples from runtime/metrics.

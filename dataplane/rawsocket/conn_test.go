@@ -57,7 +57,7 @@ func connected(t *testing.T, hello string) (c *Conn, client *net.TCPConn) {
 }
 
 // TestAccept: a connection has what net would have set on it and the addresses it would
-// have told, whether it came before the Listener was made, behind it, or with no request.
+// have reported, whether it came before the Listener was made, behind it, or with no request.
 func TestAccept(t *testing.T) {
 	for _, network := range []string{"127.0.0.1:0", "[::1]:0", ":0"} {
 		ln, err := net.Listen("tcp", network)

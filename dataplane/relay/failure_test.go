@@ -384,7 +384,7 @@ func TestEngineErrorThenDeath(t *testing.T) {
 	}
 }
 
-// An engine's error is the stream's end: its type and code are told, and its words are not.
+// An engine's error is the stream's end: its type and code are passed on, and its text is not.
 func TestEngineError(t *testing.T) {
 	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
 	long := strings.Repeat("x", maxErrorWord+1)

@@ -11,7 +11,7 @@ import (
 	"sluice/bench/testwait"
 )
 
-// doneSink is a client that notes when it was told that its stream is done.
+// doneSink is a client that records when its stream was reported done.
 type doneSink struct {
 	recordingConn
 	done   []time.Time
@@ -90,7 +90,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 					t.Errorf("%s: it took %v", name, took)
 				}
 				if len(dst.done) != 1 || dst.done[0].Sub(began) > lastGrace/2 || dst.failed != (k.cause == EngineReportedError) || k.protocol == sse.OpenAI && !dst.failed && dst.usage.Completion != 1 {
-					t.Errorf("%s: told %d times that it is done, %+v, failed %v", name, len(dst.done), dst.usage, dst.failed)
+					t.Errorf("%s: reported done %d times, %+v, failed %v", name, len(dst.done), dst.usage, dst.failed)
 				}
 				if n := e.Stats().Open; n != 0 && !strings.HasSuffix(k.behind, sse.LastChunk) {
 					t.Errorf("%s: %d connections to the engine are open", name, n)

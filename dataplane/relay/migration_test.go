@@ -98,7 +98,7 @@ func TestMigratedStreamIsContinuous(t *testing.T) {
 			t.Errorf("%s: out %v", name, tr.Out)
 		}
 	}
-	// Nobody goes on: the client is told as without a Carry.
+	// No engine continues: the client gets an error event, as without migration.
 	got, res, _ := relayMigrated(t, &transcript.Transcript{Format: transcript.ChatFormat}, true, begin+chunksOf(failed), "")
 	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.SawErrorEvent || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
@@ -296,7 +296,7 @@ func TestChoicesShareOnePrompt(t *testing.T) {
 		sums           bool
 		reported, want int
 	}{
-		{false, 4, 4}, {false, 9, 6}, // what was told before is output, though it was found
+		{false, 4, 4}, {false, 9, 6}, // what was reported before is output, although it was found
 		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
 	} {
 		tr := &transcript.Transcript{Choices: 3, Prompt: transcript.PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
@@ -304,7 +304,7 @@ func TestChoicesShareOnePrompt(t *testing.T) {
 			chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(2, "B", `"stop"`, "[21]")), // two are left
 			chunksOf(choicesEvent(0, "d", `"length"`, "[31]"), choicesEvent(1, "e", `"length"`, "[12]"), usage(k.reported), doneEvent)+"0\r\n\r\n")
 		if want := fmt.Sprintf(`"prompt_tokens_details":{"cached_tokens":%d}`, k.want); !strings.Contains(got, want) {
-			t.Errorf("sums %v, %d told: want %s in\n%s", k.sums, k.reported, want, got)
+			t.Errorf("sums %v, %d reported: want %s in\n%s", k.sums, k.reported, want, got)
 		}
 	}
 }

@@ -194,7 +194,7 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 	}
 }
 
-// Nor is it told where no data stands, however the lines end, and whatever the engine says
+// Nor is it passed on in lines without data, however the lines end, and whatever the engine says
 // of what it sends.
 func TestPrivateMembersOutsideData(t *testing.T) {
 	const first = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n"

@@ -95,7 +95,7 @@ func TestRedactErrorText(t *testing.T) {
 
 var spaces = regexp.MustCompile(` +("|$)`)
 
-// Nor is it told by the event with which a stream ends, or one that another engine was asked behind.
+// Nor is it passed on in the event with which a stream ends, or one that another engine was asked behind.
 func TestRedactErrorTextInStreams(t *testing.T) {
 	for message, want := range map[string]string{
 		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: redact.ErrorText,

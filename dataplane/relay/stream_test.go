@@ -248,7 +248,7 @@ func TestCancelMidStream(t *testing.T) {
 	res := Stream(dst, resp, Options{})
 	resp.Release()
 	<-gone
-	// A client that is still there is told; it is not when it was the one who left.
+	// A client that is still connected gets an error event; one that left does not.
 	want := chunksOf(sent) + chunksOf(string(failures[Cancelled].AppendEvent(nil, sse.OpenAI, 1))) + sse.LastChunk
 	if res.Cause != Cancelled || !errors.Is(res.Err, upstream.ErrCancelled) || !res.Reusable || string(dst.got) != want {
 		t.Errorf("%+v %q", res, dst.got)

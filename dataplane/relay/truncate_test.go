@@ -11,7 +11,7 @@ import (
 )
 
 // bigEvents are events far over the bound, and what is to be seen of each: what a client
-// may have sent (instructions, tools) and what was answered stand beside the usage.
+// may have sent (instructions, tools) and the answer are in the same event as the usage.
 func bigEvents() []bigEvent {
 	long := strings.Repeat(`lines \"of\" text {[,\\ `, 3<<10)
 	ids := strings.Repeat("151643, ", 4<<10) + "1"

@@ -87,8 +87,8 @@ func TestNativeModes(t *testing.T) {
 		{"what is new", event("a", "[1]", "1") + event("b", "[2]", "2") + event("cd", "[3,4]", "4"), nil, "[1 2 3 4]", ""},
 		{"what is new, as many again", event("a", "[1]", "1") + event("b", "[2]", "2") + event("", "[]", "2"), nil, "[1 2]", ""},
 		{"one event", event("a", "[1]", "1"), nil, "[1]", "unreadable"},
-		{"one event, told", event("a", "[1]", "1"), &no, "[1]", ""},
-		{"one event, told new", event("a", "[1]", "1"), &yes, "[1]", ""},
+		{"one event, delivered", event("a", "[1]", "1"), &no, "[1]", ""},
+		{"one event, delivered new", event("a", "[1]", "1"), &yes, "[1]", ""},
 		{"half a letter", event("a", "[1]", "1") + event("a", "[1,2]", "2"), nil, "[1 2]", "incomplete_character"},
 		{"nonsense", event("a", "[1]", "1") + event("b", "[2]", "7"), nil, "[1]", "unreadable"},
 		{"no ids", `data: {"text":"a","meta_info":{"id":"n","completion_tokens":1}}` + "\n\n", nil, "[]", ""},
@@ -120,7 +120,7 @@ func FuzzFormats(f *testing.F) {
 		}
 		sentText(tr, first)
 		if tr.Delivered > len(tr.Out) {
-			t.Fatalf("told %d of %d", tr.Delivered, len(tr.Out))
+			t.Fatalf("delivered %d of %d", tr.Delivered, len(tr.Out))
 		}
 		tr.MigrationBlocker()
 		if tr.TextOnly {

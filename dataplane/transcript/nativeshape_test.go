@@ -30,7 +30,7 @@ func readNative(events [][]byte, deltas *bool, leave int, walked bool) string {
 			own.shape = jsonscan.EventShape{}
 		}
 		out = t.Event(out, slices.Clone(e))
-		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v\n",
+		out = fmt.Appendf(out, "%v delivered %d half %v stuck %q failed %q finished %v\n",
 			t.Out, t.Delivered, t.PartialRune, t.Blocked(), t.FailureEvent(), t.Finished)
 	}
 	return string(out)
@@ -81,7 +81,7 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 	g := &generateStream{t: &Transcript{Format: GenerateFormat, NoText: true, Prompt: PackIDs([]uint32{7})}}
 	g.event(nil, events[1])
 	if !g.matchShape(events[2]) || !slices.Equal(g.t.Out, []uint32{2, 3, 4}) || g.t.Delivered != 3 {
-		t.Errorf("the third event: %v, %d told", g.t.Out, g.t.Delivered)
+		t.Errorf("the third event: %v, %d delivered", g.t.Out, g.t.Delivered)
 	}
 	if g.matchShape(events[3]) || g.matchShape(events[6]) || g.matchShape(events[7]) {
 		t.Error("an event that says more has the shape")

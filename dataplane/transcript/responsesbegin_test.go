@@ -14,7 +14,7 @@ func TestResponsesResumeAfterCreated(t *testing.T) {
 		got := string(n.appendPartAdded(n.appendPartAdded(nil)))
 		if want := "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":1,\"response\":{\"id\":\"resp_x\"}}\n\n"; strings.HasPrefix(got, want) == running ||
 			strings.Count(got, "event: response.output_item.added") != 1 {
-			t.Errorf("in_progress told before: %v: %q", running, got)
+			t.Errorf("in_progress sent before: %v: %q", running, got)
 		}
 	}
 }

@@ -46,7 +46,7 @@ type Transcript struct {
 	migrationRequested atomic.Bool
 
 	TopLogprobs int32
-	// Choices is the number of choices of the stream [1]. Several are told apart by ids, on chat
+	// Choices is the number of choices of the stream [1]. Several are distinguished by ids, on chat
 	// completions and completions. They continue by one request with a prompt for each unfinished
 	// choice, in the order of Unfinished. Limit, set by the caller, is the token limit of one
 	// choice: when a choice stops before it because of the request's limit, another round follows.
@@ -56,7 +56,7 @@ type Transcript struct {
 	// known, until its second event shows it.
 	Deltas *bool
 
-	Prompt                PackedIDs // known beforehand, or told by the first event
+	Prompt                PackedIDs // known beforehand, or from the first event
 	apiformat.ChoiceState           // of the first choice
 
 	formatter formatter // of an APIFormat that is not OpenAI's

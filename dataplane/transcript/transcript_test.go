@@ -48,7 +48,7 @@ func TestTranscriptHidesIDs(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if !slices.Equal(tr.Prompt.Append(nil), []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Delivered != len(ids) || tr.Blocked() != "" {
-		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Delivered, tr.Blocked())
+		t.Errorf("prompt %v, out %v, delivered %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Delivered, tr.Blocked())
 	}
 	if tr.template.shape == nil || int(tr.template.shape.mid) == len(tr.template.shape.text) {
 		t.Error("no template was learned: every event is walked")
@@ -104,10 +104,10 @@ func TestTranscriptStopsBeforePartialRune(t *testing.T) {
 			tr.Event(nil, []byte(e))
 		}
 		if tr.Delivered != 2 || len(tr.Out) != 3 || tr.PartialRune != (half != "") {
-			t.Errorf("after %q: told %d of %d, half %v", half, tr.Delivered, len(tr.Out), tr.PartialRune)
+			t.Errorf("after %q: delivered %d of %d, half %v", half, tr.Delivered, len(tr.Out), tr.PartialRune)
 		}
 		if tr.Event(nil, []byte(idEvent("c", 5))); tr.Delivered != 4 || tr.PartialRune {
-			t.Errorf("after %q and a whole letter: told %d, half %v", half, tr.Delivered, tr.PartialRune)
+			t.Errorf("after %q and a whole letter: delivered %d, half %v", half, tr.Delivered, tr.PartialRune)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestTranscriptIsBlocked(t *testing.T) {
 			t.Errorf("%q gives %q, held %q; want %s", events, tr.Blocked(), tr.FailureEvent(), want)
 		}
 		if want == "refused" && !strings.Contains(out, `"code":400`) {
-			t.Errorf("the client is not told: %q", out)
+			t.Errorf("the client got no error event: %q", out)
 		}
 	}
 }

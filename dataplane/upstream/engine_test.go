@@ -155,7 +155,7 @@ func phaseOf(t testing.TB, err error) Phase {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) {
-		t.Fatalf("%v (%T) is no *Error", err, err)
+		t.Fatalf("%v (%T) is not an *Error", err, err)
 	}
 	if !strings.HasPrefix(e.Error(), "upstream: cannot ") {
 		t.Errorf("error text %q", e)

@@ -31,7 +31,7 @@ func TestFinalRead(t *testing.T) {
 		c.close()
 	}()
 	if c.raw == nil {
-		t.Skip("no socket of ours")
+		t.Skip("the connection is not a raw socket")
 	}
 	engine, err := ln.Accept()
 	if err != nil {

@@ -16,7 +16,7 @@ const (
 	firstEvent = "9\r\ndata: {}\n\r\n"
 )
 
-// gracefulEngine is an engine that sends the head of a stream, and an event when it is told
+// gracefulEngine is an engine that sends the head of a stream, and an event on command
 // to. It tells when it has met the end of the connection.
 type gracefulEngine struct {
 	*engine
@@ -194,7 +194,7 @@ func TestNoGraceAfterEvent(t *testing.T) {
 			}
 			call.Cancel()
 		}},
-		"told by whom it was lent to": {time.Hour, func(t *testing.T, _ *gracefulEngine, resp *Response, call *Call) {
+		"ended by its borrower": {time.Hour, func(t *testing.T, _ *gracefulEngine, resp *Response, call *Call) {
 			if _, _, ok := resp.Detach(new(Detachment), dialInProgress(func() {})); !ok {
 				t.Fatal("it is not to be lent")
 			}

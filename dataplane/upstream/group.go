@@ -7,7 +7,7 @@ import (
 )
 
 // Group is the running calls to one engine rank and the progress on their connections. Both are
-// needed to find out whether the engine is frozen, and to end its calls then. The zero value is
+// needed to determine whether the engine is frozen, and to end its calls then. The zero value is
 // ready to use. A Group is safe for concurrent use and must not be copied.
 //
 // A Call is in the Group of its Request from the beginning of Do until Do has failed or the

@@ -34,7 +34,7 @@ func expectAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f fu
 			t.Fatalf("it gave %v, cut %v", err, call.Cancelled())
 		}
 		if message := ClientMessage(err); !strings.HasSuffix(message, "the engine is frozen") {
-			t.Errorf("told %q", message)
+			t.Errorf("message %q", message)
 		}
 		return err
 	case <-time.After(long):

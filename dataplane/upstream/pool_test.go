@@ -300,8 +300,8 @@ func TestNoRetry(t *testing.T) {
 	}
 }
 
-// The request was sent on a stale connection and can't be sent again: that is
-// no PhaseDial, for the engine may have seen it.
+// The request was sent on a stale connection and cannot be sent again: that is
+// not PhaseDial, because the engine may have seen it.
 func TestRetryCannotDial(t *testing.T) {
 	var srv *engine
 	srv = newEngine(t, func(p *peer) {
@@ -409,7 +409,7 @@ func TestUnexpectedBytes(t *testing.T) {
 	}
 }
 
-// A part of a TLS record is told as nothing by crypto/tls, which keeps it: it counts.
+// crypto/tls reports a part of a TLS record as nothing and keeps it: it counts.
 func TestPartOfARecord(t *testing.T) {
 	noLeaks(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -137,7 +137,7 @@ const systemRoots = "SLUICE_TEST_SYSTEM_ROOTS"
 
 // TestTLSMatrix connects to engines by name and by address, with certificates that are and
 // are not theirs, trusted by a configured CA or by the system's roots, and with and without
-// a certificate of ours. Whoever may not be believed is refused in the handshake, before a
+// a certificate of this package. A server that is not trusted is refused in the handshake, before a
 // byte of a request is sent.
 func TestTLSMatrix(t *testing.T) {
 	t.Run("CA file", func(t *testing.T) { tlsMatrix(t, newTestCA(t, "root", nil), false) })

@@ -39,7 +39,7 @@ func TestTryRead(t *testing.T) {
 	resp.Release()
 }
 
-// TestTryReadAtEnd: the end of a connection is told by the read, not by the look.
+// TestTryReadAtEnd: the end of a connection is reported by the read, not by the peek.
 func TestTryReadAtEnd(t *testing.T) {
 	noLeaks(t)
 	e := serve(t, eventsHead, Options{})

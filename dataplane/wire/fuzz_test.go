@@ -55,7 +55,7 @@ func FuzzFrames(f *testing.F) {
 func feedAll(t *testing.T, in []byte, piece int) string {
 	var mu sync.Mutex
 	var seen []string
-	fed := make(chan struct{}) // streams end behind it: what their credit adds up to is no matter of who comes first
+	fed := make(chan struct{}) // streams end behind it: the sum of their credit does not depend on the order
 	srv, err := New(Options{MaxFrame: 2000, MaxStreams: 1000, Handler: handlerFunc(func(s *Stream) {
 		mu.Lock()
 		seen = append(seen, fmt.Sprintf("%d:%x", s.ID, s.Payload))

@@ -132,7 +132,7 @@ func TestReconnectOfLibzmq(t *testing.T) {
 	}
 }
 
-// Peers that do not belong here are told apart, and lose their connections.
+// Peers that do not belong here are recognised, and lose their connections.
 func TestOtherSocketsOfLibzmq(t *testing.T) {
 	for _, kind := range []zmq.Type{zmq.PUB, zmq.DEALER, zmq.PULL} {
 		p := listen(t, Options{})

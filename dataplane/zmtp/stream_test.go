@@ -399,7 +399,7 @@ func TestNextPause(t *testing.T) {
 		want      time.Duration
 	}{{minPause, 0, minPause}, {minPause, 3, minPause}, {minPause, 50, maxPause}, {maxPause, 200, maxPause}, {maxPause, 512, 20 * time.Millisecond}, {minPause, 1000, minPause}, {maxPause, 3, minPause}} {
 		if got := nextPause(c.pause, c.announced); got != c.want {
-			t.Errorf("%d told in %v: %v, want %v", c.announced, c.pause, got, c.want)
+			t.Errorf("%d announced in %v: %v, want %v", c.announced, c.pause, got, c.want)
 		}
 	}
 }

@@ -256,7 +256,7 @@ func TestStats(t *testing.T) {
 		t.Errorf("since: %+v, %v", later, err)
 	}
 	var other Stats
-	testwait.Until(t, "the twin's sample", func() bool {
+	testwait.Until(t, "the compared router's sample", func() bool {
 		other = Stats{}
 		if err := f.client.get(t.Context(), "/admin/v1/compare", &other); err != nil {
 			t.Fatal(err)
@@ -264,7 +264,7 @@ func TestStats(t *testing.T) {
 		return other.TTFT.P50 != nil
 	})
 	if other.Name != "round robin" || *other.TTFT.P50 < 175 || *other.TTFT.P50 > 225 {
-		t.Errorf("twin %+v", other)
+		t.Errorf("compared %+v", other)
 	}
 	if code, _, _ := f.call(t, "GET", "/admin/v1/stats?since=yesterday", bearer(testToken)); code != 400 {
 		t.Errorf("a bad since: %d", code)

@@ -16,7 +16,7 @@ func TestReload(t *testing.T) {
 	want := []config.Change{{Path: "timeouts.decode", Old: "10m", New: "1m", Effect: config.Applied}}
 	for _, dry := range []bool{true, false} {
 		if got, err := c.Reload(t.Context(), dry); err != nil || !reflect.DeepEqual(got, want) || f.dry != dry {
-			t.Errorf("dry %v: %v, %v; the router was told %v", dry, got, err, f.dry)
+			t.Errorf("dry %v: %v, %v; the router got %v", dry, got, err, f.dry)
 		}
 	}
 	f.reloadFails = errors.New("sluice.yaml:3:5: limits.max_body: nonsense")

@@ -116,7 +116,7 @@ func TestRequestsAMinute(t *testing.T) {
 		}
 		time.Sleep(d.RetryAfter)
 		if d := enter(); d != nil {
-			t.Errorf("after the wait that was told: %+v", d)
+			t.Errorf("after the reported wait: %+v", d)
 		}
 		if d := enter(); d == nil {
 			t.Error("two requests for one second's wait")
@@ -153,7 +153,7 @@ func TestTokensAMinute(t *testing.T) {
 		}
 		time.Sleep(denied.RetryAfter)
 		if _, denied = r.Authenticate([]byte("a"), true); denied != nil {
-			t.Errorf("after the wait that was told: %+v", denied)
+			t.Errorf("after the reported wait: %+v", denied)
 		}
 		pass.Commit(0, 1<<62)
 		if _, denied = r.Authenticate([]byte("a"), true); denied == nil || denied.RetryAfter > maxBacklog {

@@ -201,7 +201,7 @@ func (r *Router) awaitParentReadiness(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("it was told to stop")
+			return errors.New("it received a request to stop")
 		case <-tick.C:
 		}
 	}

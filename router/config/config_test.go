@@ -268,7 +268,7 @@ func TestSecretsAreHidden(t *testing.T) {
 	shown := []string{log.String(), c.String(), fmt.Sprint(*c), fmt.Sprintf("%+v %v %#v %s", c, *c, *c, c.Admin), fmt.Sprintf("%#v", c.Admin), c.Describe()}
 	for _, s := range shown {
 		if strings.Contains(s, "planted-secret") {
-			t.Errorf("told: %s", s)
+			t.Errorf("printed: %s", s)
 		}
 	}
 	if out, err := json.Marshal(c); err != nil || strings.Contains(string(out), "planted-secret") {

@@ -2,7 +2,7 @@ package config
 
 import "time"
 
-// Default is the configuration of a router that was told nothing.
+// Default is the configuration of a router without any settings.
 func Default() *Config {
 	const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
 	return &Config{

@@ -17,7 +17,7 @@ func TestSharedEventEndpoints(t *testing.T) {
 		"workers: [{url: 'http://h:1', kv_events: ['bind:tcp://0.0.0.0:5557']}]":                                                                      "trusts every peer that connects",
 		a + "{url: 'http://g:2', kv_events: ['tcp://*:5557']}]":                                                                                       "",
 		a + "{url: 'http://h:2', kv_events: ['tcp://h:5558'], kv_replay: ['tcp://h:5657']}]":                                                          "",
-		"workers: [{url: 'http://h:1', ranks: [0, 1], kv_events: ['tcp://h:5557', 'tcp://h:5557']}]":                                                  "", // told apart by the rank in each batch
+		"workers: [{url: 'http://h:1', ranks: [0, 1], kv_events: ['tcp://h:5557', 'tcp://h:5557']}]":                                                  "", // distinguished by the rank in each batch
 		"workers: [{url: 'http://h:1', kv_events: ['bind:tcp://127.0.0.1:5557']}, {url: 'http://h:2', kv_events: ['ipc:///x']}, {url: 'http://h:3'}]": "",
 	} {
 		got := strings.Join(mustParseText(t, "listen: 127.0.0.1:1\npd: {family: off}\n"+text).Warnings(), "\n")

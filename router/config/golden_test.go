@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+var rewrite = flag.Bool("rewrite", false, "update the golden files")
 
 // Every file of testdata/bad has its errors beside it, to be read in review;
-// go test -run Golden -rewrite writes them anew.
+// go test -run Golden -rewrite updates them.
 func TestGoldenErrors(t *testing.T) {
 	files, err := filepath.Glob("testdata/bad/*.yaml")
 	if err != nil || len(files) == 0 {

@@ -111,7 +111,7 @@ var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)
 
 // applyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
 // path of a field, and SLUICE_ENGINE, SLUICE_PREFILL, SLUICE_DECODE, each a list
-// of workers parted by spaces. A name that begins as a group of fields does but
+// of workers separated by spaces. A name that begins as a group of fields does but
 // ends in none is a fault, like an unknown field in a file. Another one that is near to
 // a known name gets a warning only: who starts the process may have variables of their own.
 func (c *Config) applyEnv(environ []string, f *errorList) {

@@ -54,7 +54,7 @@ func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 }
 
 // CheckWorker checks one worker as an entry of workers is checked; for sources
-// that make one of what they were told. The error names fields as the file does.
+// that combine values. The error names fields as the file does.
 func CheckWorker(w Worker) error {
 	c := Default()
 	if w.BlockSize < 0 || w.BlockSize > 1<<20 {

@@ -15,7 +15,7 @@ import (
 	"sluice/router/worker"
 )
 
-// Sidecar is what a sidecar is told beside a Config; as text, for package named
+// Sidecar has the settings of a sidecar in addition to a Config; as text, for package named
 // reads it.
 type Sidecar struct {
 	Networks          string        // CIDRs where prefill workers that requests name may lie; "": none may be named
@@ -108,7 +108,7 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 		return nil, fmt.Errorf("sluice sidecar: --prefill-idle-timeout %s; want 1s or more", f.PrefillIdle)
 	}
 	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
-		c.Tokens.Mode = "text" // two prefill workers are told apart without asking them
+		c.Tokens.Mode = "text" // two prefill workers are distinguished without tokenizing
 	}
 	if c.Admin.Listen == "off" {
 		c.Schedule.Explain = -1 // nobody could read them

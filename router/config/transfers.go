@@ -65,7 +65,7 @@ func (c *Config) ReportEndpoint() string {
 	return "tcp://" + net.JoinHostPort(host, "*")
 }
 
-// describeTransfers says by what the router would be told of KV transfers.
+// describeTransfers says how the router would be notified of KV transfers.
 func (c *Config) describeTransfers(line func(string, ...any)) {
 	var by []string
 	if c.WantsNIXL() {

@@ -101,7 +101,7 @@ func TestDescribeTransfers(t *testing.T) {
 			t.Errorf("%s: want %q in\n%s", text, want, got)
 		}
 	}
-	if got := mustParseText(t, pair).Describe(); strings.Contains(got, "told of") {
-		t.Errorf("nothing to be told by:\n%s", got)
+	if got := mustParseText(t, pair).Describe(); strings.Contains(got, "KV transfers:") {
+		t.Errorf("described notifications without a tier:\n%s", got)
 	}
 }

@@ -58,7 +58,7 @@ func TestConverter(t *testing.T) {
 			data(`{"id":"c","choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1}}}`), done,
 		}, `data: {"data":{"token_ids":[5,4294967295],"finish_reason":null,"index":0}}
 data: {"data":{"token_ids":[7],"finish_reason":"eos","index":0,"stop_reason":7,"completion_usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}}`},
-		{"a stop string, two choices, no usage told", converter{dialect: completions, prompt: 9}, []string{
+		{"a stop string, two choices, no usage reported", converter{dialect: completions, prompt: 9}, []string{
 			data(`{"choices":[{"index":0,"token_ids":[5],"finish_reason":"stop","stop_reason":"\n\"x"}]}`),
 			data(`{"choices":[{"index":1,"token_ids":[6],"finish_reason":"length"}]}`), done,
 		}, `data: {"data":{"token_ids":[5],"finish_reason":"stop","index":0,"stop_reason":"\n\"x"}}
@@ -74,14 +74,14 @@ data: {"data":{"token_ids":[],"finish_reason":"cancelled","index":0,"completion_
 		{"generate, log-probabilities by number (vLLM 0.32)", converter{dialect: generate}, []string{
 			data(`{"request_id":"g","choices":[{"index":0,"token_ids":[5],"logprobs":{"content":[{"token_id":5,"logprob":-1.5,"rank":2,"top_logprobs":[{"token_id":5,"logprob":-1.5,"rank":2},{"token_id":0,"logprob":-0.5,"rank":1}]}]},"finish_reason":null}]}`),
 		}, `data: {"data":{"token_ids":[5],"log_probs":[-1.5],"top_logprobs":[[{"rank":1,"token_id":0,"logprob":-0.5},{"rank":2,"token_id":5,"logprob":-1.5}]],"finish_reason":null,"index":0}}`},
-		{"SGLang, all so far, told by nobody", converter{dialect: native}, []string{
+		{"SGLang, all so far, not reported", converter{dialect: native}, []string{
 			data(`{"text":"a","output_ids":[5],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":1,"cached_tokens":2}}`),
 			data(`{"text":"ab","output_ids":[5,6],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":2,"cached_tokens":2,"output_token_logprobs":[[-1,5,null],[-2,6,"b"]]}}`),
 			data(`{"text":"abc","output_ids":[5,6,7],"meta_info":{"finish_reason":{"type":"stop","matched":7},"prompt_tokens":4,"completion_tokens":3,"cached_tokens":2}}`), done,
 		}, `data: {"data":{"token_ids":[5],"finish_reason":null,"index":0}}
 data: {"data":{"token_ids":[6],"log_probs":[-2],"finish_reason":null,"index":0}}
 data: {"data":{"token_ids":[7],"finish_reason":"eos","index":0,"stop_reason":7,"completion_usage":{"prompt_tokens":4,"completion_tokens":3,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}}`},
-		{"SGLang, deltas, told by nobody", converter{dialect: native, stops: []byte("[7]")}, []string{
+		{"SGLang, deltas, not reported", converter{dialect: native, stops: []byte("[7]")}, []string{
 			data(`{"output_ids":[5],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":1}}`),
 			data(`{"output_ids":[6],"meta_info":{"finish_reason":null,"prompt_tokens":4,"completion_tokens":2}}`),
 			data(`{"output_ids":[7],"meta_info":{"finish_reason":{"type":"stop","matched":7},"prompt_tokens":4,"completion_tokens":3}}`), done,

@@ -50,8 +50,8 @@ func TestRecordsMatchFullParse(t *testing.T) {
 		{"generate", generate, &transcript.Transcript{Format: transcript.GenerateFormat, NoText: true}, tokens},
 		{"deltas", native, &transcript.Transcript{Format: transcript.NativeFormat, Deltas: &yes}, deltas},
 		{"cumulative", native, &transcript.Transcript{Format: transcript.NativeFormat, Deltas: &no}, cumulative},
-		{"deltas, told by nobody", native, &transcript.Transcript{Format: transcript.NativeFormat}, deltas},
-		{"cumulative, told by nobody", native, &transcript.Transcript{Format: transcript.NativeFormat}, cumulative},
+		{"deltas, not reported", native, &transcript.Transcript{Format: transcript.NativeFormat}, deltas},
+		{"cumulative, not reported", native, &transcript.Transcript{Format: transcript.NativeFormat}, cumulative},
 	} {
 		c.events = append(c.events, "data: [DONE]\n\n")
 		fresh := func() converter {

@@ -10,7 +10,7 @@ import (
 	"sluice/router/worker"
 )
 
-// leaves counts the restarts that listeners were told of, when the fleet has come to rest.
+// leaves counts the restarts that listeners were notified of, when the fleet has come to rest.
 func (l *listener) leaves() int { return strings.Count(l.String(), "leave:") }
 
 // identified is a fleet with one worker of an engine that shows no sign of its life but
@@ -50,7 +50,7 @@ func TestAnotherEngineIDIsARestart(t *testing.T) {
 	}
 	testwait.Until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:p join:p") })
 	waitRanks(t, f, "tiny", 1)
-	// What was under way when it ended, and what else the new life says, is no sign.
+	// Neither requests in flight at its end nor other reports of the new process are evidence.
 	reportID(f, r, "a1")
 	reportID(f, r, "b2")
 	waitRanks(t, f, "tiny", 1)

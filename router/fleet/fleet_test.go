@@ -69,7 +69,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 	testwait.Until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
 }
 
-// Events of an adapter's blocks are told under its name: which models are adapters is
+// Events of an adapter's blocks carry its name: which models are adapters is
 // learned again when they come and go, also where the configuration names the models.
 func TestAdaptersAreIdentified(t *testing.T) {
 	for _, named := range [][]string{nil, {"tiny", "other-lora"}} {
@@ -238,7 +238,7 @@ func TestRanksOfOneServerHaveTheirOwnLoad(t *testing.T) {
 	p := waitRanks(t, f, "tiny", 2)
 	testwait.Until(t, "load by rank", func() bool { return p.Aggregated[0].Running.Load() == 3 && p.Aggregated[1].Running.Load() == 4 })
 	if p.Aggregated[1].Waiting.Load() != -1 {
-		t.Error("rank 1 told no waiting requests, yet they are known")
+		t.Error("rank 1 reported no waiting requests, yet they are known")
 	}
 	if !p.Aggregated[1].SendRank {
 		t.Error("rank 1 is not addressed")
@@ -419,7 +419,7 @@ func TestModelsOfTheSpec(t *testing.T) {
 	e.models.Store(nil)
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "asked", URL: e.url()})
-	mustAdd(t, f, worker.Spec{ID: "told", URL: e.url(), Models: []string{"m"}})
+	mustAdd(t, f, worker.Spec{ID: "configured", URL: e.url(), Models: []string{"m"}})
 	if p, ok := f.View().Pool("m"); !ok || p.Members[0] != 1 {
 		t.Error("a model named by the config is unknown until its engine answers")
 	}

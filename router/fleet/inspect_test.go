@@ -122,7 +122,7 @@ over/1 false {0  false     }`
 	e.unhealthy.Store(false)
 	waitRanks(t, f, "tiny", 12)
 	if !strings.Contains(l.String(), "leave:auto") {
-		t.Error("the move was not told")
+		t.Error("the move was not reported")
 	}
 }
 
@@ -178,7 +178,7 @@ func TestIncarnationEnded(t *testing.T) {
 		{"nothing known", incarnation{tokens: -1}, incarnation{tokens: -1}, false, false},
 		{"metrics gone", incarnation{started: 5, tokens: 5}, incarnation{tokens: -1}, false, false},
 		{"sources moved", incarnation{started: 5, sources: "a"}, incarnation{started: 5, sources: "b"}, false, true},
-		{"sources not told now", incarnation{started: 5, sources: "a"}, incarnation{started: 5}, false, false},
+		{"sources not reported now", incarnation{started: 5, sources: "a"}, incarnation{started: 5}, false, false},
 	} {
 		if sign, got := c.old.restartSign(&c.now, c.refused); (got != "") != c.ended || (sign != "") != c.ended {
 			t.Errorf("%s: %q", c.name, got)

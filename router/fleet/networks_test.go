@@ -47,7 +47,7 @@ func TestEventsMustLieInTheNetworks(t *testing.T) {
 		mustAdd(t, f, worker.Spec{ID: "w", URL: e.url(), Networks: loopback})
 		r := waitRanks(t, f, "tiny", 1).Aggregated[0]
 		if _, ok := f.EventSource(r); ok != (host == "127.0.0.1") {
-			t.Errorf("events told at %s: followed %v", host, ok)
+			t.Errorf("events reported at %s: followed %v", host, ok)
 		}
 	}
 }

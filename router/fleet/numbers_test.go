@@ -33,11 +33,11 @@ func TestRanksOfASecondNode(t *testing.T) {
 		spec   worker.Spec
 		silent bool // of its sources
 	}{
-		"counted from 0":                      {worker.Spec{Ranks: local}, false},
-		"counted from 0, sources not told":    {worker.Spec{Ranks: local, KVEvents: base, KVReplay: replay}, true},
-		"counted from 0, start rank named":    {worker.Spec{Ranks: local, StartRank: 8, KVEvents: base, KVReplay: replay}, true},
-		"the engine's numbers":                {worker.Spec{Ranks: global}, false},
-		"the engine's numbers, and the start": {worker.Spec{Ranks: global, StartRank: 8}, false},
+		"counted from 0":                       {worker.Spec{Ranks: local}, false},
+		"counted from 0, sources not reported": {worker.Spec{Ranks: local, KVEvents: base, KVReplay: replay}, true},
+		"counted from 0, start rank named":     {worker.Spec{Ranks: local, StartRank: 8, KVEvents: base, KVReplay: replay}, true},
+		"the engine's numbers":                 {worker.Spec{Ranks: global}, false},
+		"the engine's numbers, and the start":  {worker.Spec{Ranks: global, StartRank: 8}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := secondNode(t)

@@ -77,7 +77,7 @@ func (f *Fleet) CreditRequest(p *Pool) {
 
 // WithdrawRetry withdraws one retry from the pool's budget; if it returns false the budget is
 // exhausted, and the request must end with its current result. An attempt that no engine has seen
-// (the connection was refused) is no load on the pool and needs no withdrawal.
+// (the connection was refused) puts no load on the pool and needs no withdrawal.
 func (f *Fleet) WithdrawRetry(p *Pool) bool {
 	if p == nil || p.budget == nil {
 		return true

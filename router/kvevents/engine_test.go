@@ -95,7 +95,7 @@ func (e *engine) open(endpoint string) {
 func (e *engine) newPub(hwm int) {
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)
-	e.pub.SetXpubVerbose(1) // a second subscriber is told of while the first one is still leaving
+	e.pub.SetXpubVerbose(1) // a second subscriber is reported while the first one is still leaving
 	e.pub.SetSndhwm(hwm)
 }
 
@@ -275,7 +275,7 @@ func (s *eventWriter) batch() []byte {
 				have--
 				e.hashes = append(e.hashes, s.hash(p, have))
 			}
-			s.prompts[p] = nil // begins anew, so that some chains start late
+			s.prompts[p] = nil // begins again, so that some chains start late
 			events = append(events, e.asArray())
 			continue
 		}

@@ -276,7 +276,7 @@ func (f *feed) startPosition() {
 		return
 	}
 	f.resume = resumeState{}
-	// A retry may be due while the connection is lost: that is no reason to trust the index.
+	// A retry may be due while the connection is lost: it does not make the index trustworthy.
 	f.catchUp(resume, resume || f.suspect)
 }
 

@@ -81,7 +81,7 @@ func TestStartReplaysEarlierBatches(t *testing.T) {
 	})
 }
 
-// What came by replay and waits in the subscription too must be told from the
+// What came by replay and waits in the subscription too must be distinguished from the
 // beginning of a new life.
 func TestLiveCopiesOfReplayedBatches(t *testing.T) {
 	e := newEngine(t, true)
@@ -640,7 +640,7 @@ func TestEngineStartsLate(t *testing.T) {
 	r.indexEquals(all...)
 }
 
-// An engine at whose endpoint nobody speaks ZMQ is not for ever about to be known.
+// An engine whose endpoint does not speak ZMQ does not stay pending without end.
 func TestNoPublisher(t *testing.T) {
 	ln := must(net.Listen("tcp", "127.0.0.1:0"))
 	defer ln.Close() // takes connections, and says nothing

@@ -100,7 +100,7 @@ func playGroups(t *testing.T, rng *rand.Rand, named bool) {
 			}
 			noise++
 			got.must(t, in(group, e))
-			if rng.IntN(4) == 0 { // full attention's own, with blocks skipped: not to be told apart by place
+			if rng.IntN(4) == 0 { // full attention's own, with blocks skipped: not distinguishable by place
 				e = stored(prompt, from, to)
 				e.hashes = append(e.hashes, 7_000_000)
 				noise++

@@ -137,7 +137,7 @@ func TestReplayOfGarbage(t *testing.T) {
 	r.awaitOpen()
 	r.await("malformed", 1)
 	r.indexEquals(all[21:]...)
-	// What the engine keeps has the message in it each time it is asked for anew.
+	// What the engine keeps has the message in it each time it is requested again.
 	if n := r.get("malformed"); n > 1+maxResyncs {
 		t.Errorf("%d messages that could not be read; want %d at most", n, 1+maxResyncs)
 	}

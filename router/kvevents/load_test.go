@@ -67,7 +67,7 @@ func TestDecodeLoads(t *testing.T) {
 		{"stats of several ranks", packed(t, []any{[]any{"LoadStat", 1, 0, 1, 2, 5}, nil, []any{"LoadStat", 2, 0, 1, 2, 0}}), "[{5 1 0 -1 0.5} {0 2 0 -1 0.5}]"},
 		{"dynamo busy", busy, "[{3 13 5 5000 -1}]"},
 		{"sglang", sglang, "[{1 7 2 300 0.75}]"},
-		{"sglang, tokens of the queue not told", packed(t, m{"timestamp": 1.5, "num_waiting_reqs": 2}), "[{0 0 2 -1 0}]"},
+		{"sglang, tokens of the queue not reported", packed(t, m{"timestamp": 1.5, "num_waiting_reqs": 2}), "[{0 0 2 -1 0}]"},
 		{"sglang, all zero", packed(t, m{"timestamp": 1.5}), "[{0 0 0 0 0}]"},
 		{"a vector", packed(t, []any{m{"timestamp": 1, "dp_rank": 1, "num_running_reqs": 4}, nil, m{"timestamp": 1, "num_running_reqs": 9}}), "[{1 4 0 0 0} {0 9 0 0 0}]"},
 		{"an empty vector", packed(t, []any{}), "[]"},

@@ -96,8 +96,8 @@ func TestReconnect(t *testing.T) {
 	step("what was published in between", func() bool { return r.describe(r.index) == want && r.state() == worker.FeedLive })
 }
 
-// A live message of the life before, left over from a connection that is lost, is
-// no sign of a connection.
+// A live message of the previous process, left over from a connection that is lost, does
+// not show that a connection exists.
 func TestLeftoversOfALostConnection(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		e := newEngine(t, replay)
@@ -167,7 +167,7 @@ func (e *engine) connect() {
 }
 
 // Traffic that never pauses does not keep a rank from being believed again after
-// somebody else has left a port of ours.
+// a foreign process has left a port of this feed.
 func TestStrangerAmidTraffic(t *testing.T) {
 	e, r, s, all := bound(t, 34)
 	other := must(e.ctx.NewSocket(zmq.XPUB))
@@ -188,7 +188,7 @@ func TestStrangerAmidTraffic(t *testing.T) {
 	r.indexEquals(all...)
 }
 
-// An engine that has left a port of ours and still answers replays is not heard.
+// An engine that has left a port of this feed and still answers replays is ignored.
 func TestEngineLeavesABoundFeed(t *testing.T) {
 	e, r, s, all := bound(t, 35)
 	before := e.questions()
@@ -246,7 +246,7 @@ func TestReplayOfRepeatedRestarts(t *testing.T) {
 	}
 }
 
-// Who is to drop more than the index is told of a new life before the index is cleared,
+// A listener that must drop more than the index is notified of a restart before the index is cleared,
 // and not of a gap.
 func TestOnRestartPrecedesClear(t *testing.T) {
 	e := newEngine(t, true)
@@ -269,7 +269,7 @@ func TestOnRestartPrecedesClear(t *testing.T) {
 	r.await("gaps", 1)
 	r.awaitState(worker.FeedLive)
 	if len(notified) != 0 {
-		t.Error("a gap was told as a restart")
+		t.Error("a gap was reported as a restart")
 	}
 	e.restart()
 	e.publish(newEventWriter(37, 2).batch())
@@ -279,7 +279,7 @@ func TestOnRestartPrecedesClear(t *testing.T) {
 			t.Error("the index was cleared before")
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("the restart was not told")
+		t.Fatal("the restart was not reported")
 	}
 	r.await("restarts", 1)
 }

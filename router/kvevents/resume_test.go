@@ -282,7 +282,7 @@ func TestSlowerTiersAfterShortBlocks(t *testing.T) {
 }
 
 // A removal may name as many blocks of a slower tier as its message has bytes, and
-// each may be 256 of ours: neither they nor a long event's lists stay in memory.
+// each may be 256 router blocks: neither they nor a long event's lists stay in memory.
 func TestLongEventsAreNotKept(t *testing.T) {
 	a := applierOf(t)
 	tokens := make([]any, 4*maxTierRatio)

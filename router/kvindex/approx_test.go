@@ -203,7 +203,7 @@ func (a *Approx) check() error {
 			cells += s.ranks[r].n
 		}
 		if n != s.published || n != s.seen.live() || n != cells || len(s.expired)+len(s.evicting) > 0 {
-			return fmt.Errorf("shard %d: %d in its list, %d told, %d live, %d in the tables", i, n, s.published, s.seen.live(), cells)
+			return fmt.Errorf("shard %d: %d in its list, %d published, %d live, %d in the tables", i, n, s.published, s.seen.live(), cells)
 		}
 		if of != s.blocks || of != s.publishedBlocks {
 			return fmt.Errorf("shard %d: %d blocks, %d and %d counted", i, of, s.blocks, s.publishedBlocks)

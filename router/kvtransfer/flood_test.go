@@ -77,7 +77,7 @@ func TestRealFloodOfReports(t *testing.T) {
 	})
 	for i, wait := range waits {
 		if r := wait.expected.Result(); r.State != completion.Pending || r.LeaseExpired || r.PrefillReleased || wait.LostReason() != "" {
-			t.Errorf("r%d was told %+v", i, r)
+			t.Errorf("r%d got %+v", i, r)
 		}
 		good := wait.slot.Record(nixl.Completion{Request: wait.slot.Request, Bytes: uint64(i) + 1})
 		post(append(binary.LittleEndian.AppendUint32([]byte(nixl.MessagePrefix), wait.slot.Index), good[:]...))

@@ -30,7 +30,7 @@ func startOverUCX(t *testing.T, python string, logs *strings.Builder) *Watcher {
 	})
 	testwait.Until(t, "UCX is up", func() bool { return w.Up(nixl.TierUCX) })
 	if !listening(t, 24870, 24899) {
-		t.Error("UCX listens on none of the ports it was told")
+		t.Error("UCX listens on none of the configured ports")
 	}
 	return w
 }

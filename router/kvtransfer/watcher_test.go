@@ -267,7 +267,7 @@ func TestCloseOnReport(t *testing.T) {
 		}
 		r := <-got
 		if took := time.Since(began); notified != (r.State == completion.Done) || notified != (r.Bytes == 7) || took > lingerFor+5*time.Second || !notified && took < lingerFor {
-			t.Errorf("told %v: %+v after %s", notified, r, took)
+			t.Errorf("notified %v: %+v after %s", notified, r, took)
 		}
 	}
 	if n := w.Reports()["refused"]; n != 1 {
@@ -424,7 +424,7 @@ func TestCancelIsOfItsTransfer(t *testing.T) {
 		wait.lost.Store(false)
 		until(func() bool { return done.Load() == call })
 		if wait.LostReason() != "" {
-			t.Fatalf("round %d: a hand-over that nobody was told of is lost", i)
+			t.Fatalf("round %d: a hand-over without a notification is lost", i)
 		}
 	}
 }

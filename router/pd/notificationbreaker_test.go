@@ -28,7 +28,7 @@ func TestNotificationBreakers(t *testing.T) {
 		out(false, "after one miss")
 		s.recordNotified(r, log)
 		s.recordMiss(r, log)
-		out(false, "after one miss since it told")
+		out(false, "after one miss since its notification")
 		if text.Len() != 0 {
 			t.Errorf("logged %s", text.String())
 		}
@@ -42,7 +42,7 @@ func TestNotificationBreakers(t *testing.T) {
 		time.Sleep(notificationBreakerRetry - time.Millisecond)
 		out(true, "after one more miss")
 		s.recordNotified(r, log)
-		out(false, "when it told again")
+		out(false, "when it notified again")
 		if n := s.count.Load(); n != 0 {
 			t.Errorf("%d counted", n)
 		}

@@ -106,7 +106,7 @@ func TestFilesOnFullDisk(t *testing.T) {
 		t.Error(err)
 	}
 	if all, _ := os.ReadDir(dir); len(all) != 0 || len(f.Names()) != 0 {
-		t.Errorf("%d files are left, %d told of", len(all), len(f.Names()))
+		t.Errorf("%d files are left, %d listed", len(all), len(f.Names()))
 	}
 	frame := []byte("not looked at here")
 	if err := f.Frame(true, frame); err != nil {

@@ -347,12 +347,12 @@ func (p *scan) insertHolder(index int, cost, load int64, depth int32) {
 
 // scanLowMemory evaluates the ranks short of KV blocks, which the other passes place last.
 func (p *scan) scanLowMemory(best scanHit) scanHit {
-	crowded := p.index.lowMemory.Load()
-	if crowded == nil {
+	lowMemory := p.index.lowMemory.Load()
+	if lowMemory == nil {
 		return best
 	}
 	var t candidateState
-	for _, i := range *crowded {
+	for _, i := range *lowMemory {
 		p.ctx.evaluate(p.index.ranks[i], &t)
 		if cost := int64(t.cost * nsPerMS); cost < best.cost {
 			best = scanHit{int(i), cost, p.load[slotAt(p.index.slots[i])].Load(), -1}

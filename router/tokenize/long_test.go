@@ -53,7 +53,7 @@ func cannedEngine(t testing.TB, answer []byte) *upstream.Endpoint {
 	return ep
 }
 
-// lookUps is a prompt of so many bytes, of which each look-up asks anew, and the engine's ids
+// lookUps is a prompt of so many bytes, which each look-up requests again, and the engine's ids
 // of it.
 func lookUps(t testing.TB, size int) (ids []uint32, once func(i int) *Prompt) {
 	t.Helper()

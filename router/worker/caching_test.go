@@ -6,7 +6,7 @@ func TestCaches(t *testing.T) {
 	var r Rank
 	for i := range maxMissedHits - 1 {
 		if r.RecordCacheHit(64, 0) || !r.MayCache() {
-			t.Fatalf("given up after %d hits in vain", i+1)
+			t.Fatalf("given up after %d missed hits", i+1)
 		}
 	}
 	r.RecordCacheHit(0, 0)   // nothing was predicted
@@ -15,10 +15,10 @@ func TestCaches(t *testing.T) {
 		t.Error("given up for what says nothing")
 	}
 	if !r.RecordCacheHit(64, 0) || r.MayCache() {
-		t.Errorf("not given up after %d hits in vain", maxMissedHits)
+		t.Errorf("not given up after %d missed hits", maxMissedHits)
 	}
 	if r.RecordCacheHit(64, 0) {
-		t.Error("told twice")
+		t.Error("reported twice")
 	}
 	r.RecordCacheHit(0, 16)
 	if !r.MayCache() {

@@ -10,16 +10,16 @@ func TestRankNumbers(t *testing.T) {
 		reported       int // the lowest rank that the engine shows
 		engine, header []int
 	}{
-		"one node":                       {Spec{Ranks: []uint16{0, 1}}, 0, []int{0, 1}, []int{0, 1}},
-		"counted from 0, told":           {Spec{Ranks: []uint16{0, 1}}, 8, []int{8, 9}, []int{0, 1}},
-		"counted from 0, configured":     {Spec{Ranks: []uint16{0, 1}, StartRank: 8}, 0, []int{8, 9}, []int{0, 1}},
-		"configured otherwise than told": {Spec{Ranks: []uint16{0, 1}, StartRank: 8}, 4, []int{8, 9}, []int{0, 1}},
-		"the engine's numbers, told":     {Spec{Ranks: []uint16{8, 9}}, 8, []int{8, 9}, []int{0, 1}},
-		"the engine's numbers, not told": {Spec{Ranks: []uint16{8, 9}}, 0, []int{8, 9}, []int{8, 9}},
-		"some of them":                   {Spec{Ranks: []uint16{9, 11}, StartRank: 8}, 0, []int{9, 11}, []int{1, 3}},
-		"one rank of several, by itself": {Spec{Ranks: []uint16{2}}, 2, []int{2}, []int{0}},
-		"no ranks written":               {Spec{}, 3, []int{3}, []int{0}},
-		"a server for each":              {Spec{Ranks: []uint16{0, 1}, RankURLs: []string{"a", "b"}}, 1, []int{0, 1}, []int{0, 1}},
+		"one node":                           {Spec{Ranks: []uint16{0, 1}}, 0, []int{0, 1}, []int{0, 1}},
+		"counted from 0, reported":           {Spec{Ranks: []uint16{0, 1}}, 8, []int{8, 9}, []int{0, 1}},
+		"counted from 0, configured":         {Spec{Ranks: []uint16{0, 1}, StartRank: 8}, 0, []int{8, 9}, []int{0, 1}},
+		"configured otherwise than reported": {Spec{Ranks: []uint16{0, 1}, StartRank: 8}, 4, []int{8, 9}, []int{0, 1}},
+		"the engine's numbers, reported":     {Spec{Ranks: []uint16{8, 9}}, 8, []int{8, 9}, []int{0, 1}},
+		"the engine's numbers, not reported": {Spec{Ranks: []uint16{8, 9}}, 0, []int{8, 9}, []int{8, 9}},
+		"some of them":                       {Spec{Ranks: []uint16{9, 11}, StartRank: 8}, 0, []int{9, 11}, []int{1, 3}},
+		"one rank of several, by itself":     {Spec{Ranks: []uint16{2}}, 2, []int{2}, []int{0}},
+		"no ranks written":                   {Spec{}, 3, []int{3}, []int{0}},
+		"a server for each":                  {Spec{Ranks: []uint16{0, 1}, RankURLs: []string{"a", "b"}}, 1, []int{0, 1}, []int{0, 1}},
 	} {
 		w := New(c.spec)
 		info := *w.Info()

@@ -85,7 +85,7 @@ static void keep(int from, int to, const char *p, size_t n) {
 
 static void readable(int fd) {
     int to = sides[fd].peer;
-    if (sides[to].rest != NULL) { // told of although not asked for: it has gone
+    if (sides[to].rest != NULL) { // reported although not requested: it has closed
         end(fd);
         return;
     }

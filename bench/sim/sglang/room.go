@@ -60,7 +60,7 @@ const (
 type rooms struct {
 	rank  *core.Rank
 	open  map[int64]*room
-	used  map[int64]roomReply // how it ended; not Done if no decode was told
+	used  map[int64]roomReply // how it ended; not Done if no decode was notified
 	order []int64
 }
 

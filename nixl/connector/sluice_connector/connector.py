@@ -3,7 +3,7 @@
 
 On the scheduler's side the tickets that the router handed out (kv_transfer_params'
 member ``sluice``) are put on the metadata that goes to the workers; on a
-worker's side each poll's results are told to the reporter. Everything of ours
+worker's side each poll's results are passed to the reporter. Everything of Sluice's
 is caught here: an error costs the report, never the request.
 """
 
@@ -39,7 +39,7 @@ class _Told:
         try:
             self._sluice_start(vllm_config, role)
         except Exception as e:
-            logger.error("sluice: the router will not be told of transfers: %s", e)
+            logger.error("sluice: transfers will not be reported to the router: %s", e)
 
     def _sluice_start(self, vllm_config, role):
         config = vllm_config.kv_transfer_config
@@ -105,7 +105,7 @@ class _Told:
         try:
             self._sluice.ended(*args)
         except Exception as e:
-            logger.error("sluice: a transfer was not told: %s", e)
+            logger.error("sluice: a transfer was not reported: %s", e)
 
     def shutdown(self):
         if self._sluice_reporter is not None:

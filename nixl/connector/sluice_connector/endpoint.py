@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router says of how it may be told of transfers.
+"""How a router can be notified of transfers, as it describes it.
 
 ``GET {router}/v1/connector`` with ``Authorization: Bearer TOKEN`` answers::
 

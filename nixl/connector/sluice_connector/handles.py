@@ -15,7 +15,7 @@ MOST = 65536  # handles remembered; the oldest go first
 
 
 class Handles:
-    """The handles of which this engine has told prefill, or will. It belongs to
+    """The handles of which this engine has notified prefill, or will. It belongs to
     the scheduler's thread."""
 
     def __init__(self):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of one transfer, and its bytes on every channel.
+"""The report of one transfer, and its bytes on every channel.
 
 A report is one line of UTF-8 without a line end, at most MAX_BYTES long, its
-ten fields parted by single spaces, the same over NIXL, UCX and ZMQ::
+ten fields separated by single spaces, the same over NIXL, UCX and ZMQ::
 
     SLUICE1 EVENT STATUS SLOT NONCE BYTES MICROS PART WORKER REQUEST
 
@@ -19,7 +19,7 @@ ten fields parted by single spaces, the same over NIXL, UCX and ZMQ::
     REQUEST  the engine's own id of the request, which holds the X-Request-Id it came with
 
 A request that the router lent a slot of its completion board, and that one
-process alone receives, is told by a record of 64 bytes instead (nixl/record.go):
+process alone receives, is reported by a record of 64 bytes instead (nixl/record.go):
 written into the slot over NIXL, or behind "SLB1" and the slot's number elsewhere.
 """
 

@@ -136,7 +136,7 @@ class Reporter:
             self._lost("it offers no channel that works here")
             return False
         self._channel, self._epoch, self._pause = channel, found.epoch, FIRST_PAUSE
-        self._say("state", f"transfers are told to the router over {channel.name}", logging.INFO)
+        self._say("state", f"transfers are reported to the router over {channel.name}", logging.INFO)
         return True
 
     def _drop_channel(self) -> None:
@@ -149,7 +149,7 @@ class Reporter:
 
     def _lost(self, why: str) -> None:
         self._drop_channel()
-        self._say("state", f"the router is not told of transfers: {why}")
+        self._say("state", f"transfers are not reported to the router: {why}")
         self._not_before = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, LAST_PAUSE)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out what became of each request's KV, from what NixlConnector's worker does.
+"""Determines the outcome of each request's KV transfer from what NixlConnector's worker does.
 
 It leans on few things of vLLM's, each of which may be missing in another
 release: the report is then poorer, and the engine runs on as it would.
 
     what                                   since   without it
     get_transfer_results().failed_recving  0.31    failures are seen by _handle_failed_transfer
-    _handle_failed_transfer                0.14    failures are told as ok, as vLLM itself does
-    _reap_expired_send_leases              0.31    an expiry is told from its deadline in _reqs_to_send
+    _handle_failed_transfer                0.14    failures are reported as ok, as vLLM itself does
+    _reap_expired_send_leases              0.31    an expiry is inferred from its deadline in _reqs_to_send
     _pop_done_transfers asks for telemetry 0.14    bytes and time are 0
 
 Releases are those looked at; tests/test_releases.py runs it beside the code of each.
@@ -20,7 +20,7 @@ from .report import EXPIRED, FAILED, OK, RECV, SENT, Report
 
 
 class Watch:
-    """Stands beside one connector worker. All of it runs on the engine's thread
+    """Watches one connector worker. All of it runs on the engine's thread
     and costs it a few dictionary look-ups for each request that ends."""
 
     def __init__(self, worker, put):
@@ -117,7 +117,7 @@ class Watch:
                 self._stumbled("transfers under way", e)
             done = pop(transfers)
             if self._telemetry:
-                # What pop has taken out of transfers is gone with an exception of ours.
+                # What pop has taken out of transfers is lost if this code raises an exception.
                 try:
                     for request, handles in before:
                         for handle in handles:
@@ -138,7 +138,7 @@ class Watch:
     def _count(self, request, telemetry) -> None:
         if telemetry is None:
             return
-        while len(self._moved) >= 65536:  # of requests that nothing more was told of
+        while len(self._moved) >= 65536:  # of requests without further reports
             self._moved.pop(next(iter(self._moved)))
         moved = self._moved.setdefault(request, [0, 0])
         moved[0] += int(telemetry.totalBytes)

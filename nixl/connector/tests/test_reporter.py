@@ -238,10 +238,10 @@ class ReporterTest(unittest.TestCase):
             "board": {"address": address, "slots": 64, "slot_bytes": 64, "device": 0}}})
         self.addCleanup(router.close)
         reporter = self.start(Settings(router=router.url))
-        told = [Report(RECV, "r", FAILED, 4096, 250, Ticket(slot, slot + 1, 99, slot)) for slot in range(64)]
-        for report in told:
+        reports = [Report(RECV, "r", FAILED, 4096, 250, Ticket(slot, slot + 1, 99, slot)) for slot in range(64)]
+        for report in reports:
             reporter.put(report)
-        want = b"".join(record(report, ORIGIN) for report in told)
+        want = b"".join(record(report, ORIGIN) for report in reports)
         deadline = time.monotonic() + 20
         while board.raw != want and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -51,8 +51,8 @@ class WatchTest(unittest.TestCase):
         self.watch.expect({"r": ticket})
         self.worker._pop_done_transfers({"r": [object(), object()]})
         self.watch.ended((), {"r"})
-        (told,) = self.got
-        self.assertEqual(told, (RECV, "r", OK, 8192, 90, ticket))
+        (report,) = self.got
+        self.assertEqual(report, (RECV, "r", OK, 8192, 90, ticket))
         self.watch.ended((), {"r"})
         self.assertEqual(self.got[1][3:], (0, 0, None), "nothing is left of the one before")
 

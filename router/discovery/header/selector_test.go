@@ -155,7 +155,7 @@ func TestRefused(t *testing.T) {
 		t.Fatal(refusal.Message)
 	}
 	if _, refusal := n.Select(headers{HeaderPrefiller: "10.0.0.1:8000;rank=1"}); refusal == nil {
-		t.Error("the other router's header took a key of ours")
+		t.Error("the other router's header accepted a key of this one")
 	}
 	if f.TransientWorkers() > 2 {
 		t.Errorf("%d guests of refused requests", f.TransientWorkers())

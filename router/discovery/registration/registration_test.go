@@ -393,7 +393,7 @@ func TestExpiryAfterProcessPause(t *testing.T) {
 	l.byID["a"].ends = time.Now().Add(-time.Millisecond)
 	l.mu.Unlock()
 	if ended := l.expire(); len(ended) != 1 {
-		t.Error("it stays for ever")
+		t.Error("it is never removed")
 	}
 }
 

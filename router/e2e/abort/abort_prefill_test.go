@@ -132,7 +132,7 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 	}{
 		{"default", config.Default().PD.AbandonedDecode, "0.32", 0},
 		{"cut", 0, "0.32", 1},
-		{"cut, and told once", config.Default().PD.AbandonedDecode, "0.20", 0},
+		{"cancelled, and notified once", config.Default().PD.AbandonedDecode, "0.20", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engine := func(role string) *sim.Engine {
@@ -151,7 +151,7 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 			if whole := made == 100; whole != (c.want == 0 && c.version == "0.32") {
 				t.Errorf("decode made %d of 100 tokens", made)
 			}
-			testwait.UntilWithin(t, 5*time.Second, "prefill is told as it should be", func() bool { return p.Stats().Sum().LateNotifications == c.want })
+			testwait.UntilWithin(t, 5*time.Second, "prefill is notified as expected", func() bool { return p.Stats().Sum().LateNotifications == c.want })
 		})
 	}
 }

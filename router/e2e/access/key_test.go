@@ -108,7 +108,7 @@ func TestKeysAreNotForwarded(t *testing.T) {
 				}
 			}
 			if strings.Contains(r.Logs.String(), "engine-key") || strings.Contains(fmt.Sprintf("%+v %#v", r.Config, *r.Config), "engine-key") {
-				t.Error("the engine's key is told")
+				t.Error("the engine's key is exposed")
 			}
 		})
 	}

@@ -42,7 +42,7 @@ func TestUnreportedTokensAreCharged(t *testing.T) {
 		want         uint64
 		headers      []string
 	}{
-		{"all told", `{"choices":[{"text":"hello"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`, 5, nil},
+		{"all reported", `{"choices":[{"text":"hello"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`, 5, nil},
 		{"no usage", `{"choices":[{"text":"hello"}]}`, prompt + 2, nil},
 		{"chat's shape", `{"id":"0123456789","choices":[{"message":{"content":"12345678","tool_calls":[{"function":{"name":"f","arguments":"{}{}"}}]},"logprobs":{"content":[{"token":"x","top_logprobs":[]}]}}]}`, prompt + 3, nil},
 		{"ids", `{"choices":[{"token_ids":[1,2,3]}]}`, prompt + 3, nil},

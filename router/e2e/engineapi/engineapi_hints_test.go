@@ -104,7 +104,7 @@ func TestEngineAPIDeadline(t *testing.T) {
 					req.Context.TimeoutMS, req.Context.ID = ms, fmt.Sprint("late-", i, "-", ms)
 					began := time.Now()
 					a = harness.GenerateEngineAPI(t, c, req)
-					t.Logf("%s of %q: told %v behind its time", held.fault.Kind, held.fault.Leg, (time.Since(began) - time.Duration(ms)*time.Millisecond).Round(time.Millisecond))
+					t.Logf("%s of %q: answered %v after its deadline", held.fault.Kind, held.fault.Leg, (time.Since(began) - time.Duration(ms)*time.Millisecond).Round(time.Millisecond))
 					if !held.begins || len(a.Tokens[0]) > 0 || ms > 6_000 {
 						break
 					}

@@ -146,7 +146,7 @@ func TestLMCacheAllWorkersSilent(t *testing.T) {
 	}
 	tried := float64(time.Since(began) / (10 * time.Second))
 	if n, plain := g.Fallbacks("not_completed"), g.Fallbacks("notifications_missing"); n < 2 || n > 2+tried || n+plain != 8 {
-		t.Errorf("%v waits in vain and %v requests without one; want 2 and 6", n, plain)
+		t.Errorf("%v waits without a notification and %v requests without a wait; want 2 and 6", n, plain)
 	}
 	if n := float64(len(harness.GenerateRequests(g.p))); n > 2+tried {
 		t.Errorf("%v hand-overs by a worker that does not tell; want 2", n)

@@ -123,7 +123,7 @@ func TestPDMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("docs/pd-matrix.md is not what was seen (go test ./router/e2e/families -run TestPDMatrix -rewrite writes it anew):\n%s", got)
+		t.Errorf("docs/pd-matrix.md differs from this run (go test ./router/e2e/families -run TestPDMatrix -rewrite updates it):\n%s", got)
 	}
 }
 

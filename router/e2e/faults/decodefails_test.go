@@ -395,7 +395,7 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 				defer d.ClearFaults()
 				harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
 				testwait.UntilWithin(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
-				testwait.UntilWithin(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.SideChannel.Counts(); return now == was+1 })
+				testwait.UntilWithin(t, 20*time.Second, "it was notified", func() bool { _, now, _ := r.SideChannel.Counts(); return now == was+1 })
 			})
 		}
 	}
@@ -431,7 +431,7 @@ func TestExpiredHandleIsReleased(t *testing.T) {
 	done := make(chan *harness.Answer, 1)
 	go func() { done <- harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")) }()
 	testwait.UntilWithin(t, 20*time.Second, "prefill has answered", func() bool { return len(harness.GenerateRequests(d)) == 1 })
-	testwait.UntilWithin(t, 10*time.Second, "prefill is told to free the blocks", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "prefill is notified to free the blocks", func() bool {
 		_, released, _ := r.SideChannel.Counts()
 		return released == 1 && p.Stats().Sum().Leases == 0
 	})

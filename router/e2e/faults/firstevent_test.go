@@ -95,7 +95,7 @@ func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 	}
 }
 
-// TestCommentsAreNoOutput: an engine that has sent only comments has told the client nothing, so a
+// TestCommentsAreNoOutput: an engine that has sent only comments has sent the client no content, so a
 // request that fails then runs again. Comments before an answer reach the client.
 func TestCommentsAreNoOutput(t *testing.T) {
 	const comments = ": one\n\n: two\n\n"

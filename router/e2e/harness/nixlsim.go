@@ -71,7 +71,7 @@ func startNIXLEngine(t *testing.T, wheel string) (*NixlEngine, string) {
 		select {
 		case n.received <- string(m.Message):
 		default:
-			t.Error("a simulated engine is told more than it takes")
+			t.Error("a simulated engine got more notifications than it handles")
 		}
 	}})
 	if err != nil {
@@ -150,13 +150,13 @@ func (n *NixlEngine) forward(m string) {
 	} else if id, count, ok := cutLast(m, ":"); ok && count == "1" {
 		ids = append(ids, id)
 	} else {
-		n.t.Errorf("an agent was told %q", m)
+		n.t.Errorf("an agent got the notification %q", m)
 		return
 	}
 	body, _ := json.Marshal(map[string]any{"engine_id": n.id, "request_ids": ids})
 	resp, err := http.Post("http://"+n.engine+path, "application/json", bytes.NewReader(body))
 	if err != nil {
-		n.t.Errorf("a simulated engine was not told: %v", err)
+		n.t.Errorf("a simulated engine was not notified: %v", err)
 		return
 	}
 	resp.Body.Close()

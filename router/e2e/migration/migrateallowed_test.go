@@ -258,7 +258,7 @@ func TestMultipleChoicesAreReserved(t *testing.T) {
 		received += len(ids) - prompt
 	}
 	if received < 12 || made[1].PromptTokens != prompt+received {
-		t.Errorf("booked %d tokens for a prompt of %d and %d told", made[1].PromptTokens, prompt, received)
+		t.Errorf("booked %d tokens for a prompt of %d and %d delivered", made[1].PromptTokens, prompt, received)
 	}
 }
 

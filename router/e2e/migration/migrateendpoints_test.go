@@ -147,7 +147,7 @@ func readResponsesStream(a *harness.Answer) (h harness.StreamRecord) {
 			h.Text += str(v["delta"])
 		case "response.output_text.done":
 			if v["text"] != h.Text {
-				h.AddError("told %q, done %q", h.Text, v["text"])
+				h.AddError("events %q, done %q", h.Text, v["text"])
 			}
 		case "response.output_item.done":
 			if harness.ValueAt(v, "item", "id") != item || harness.ValueAt(v, "item", "content", 0, "text") != h.Text {

@@ -68,7 +68,7 @@ func TestMigrationTable(t *testing.T) {
 		return
 	}
 	if !*harness.Rewrite {
-		t.Fatalf("%s is not what was seen (go test ./router/e2e/migration -run TestMigrationTable -rewrite writes it anew):\n%s", path, strings.Join(rows, ""))
+		t.Fatalf("%s differs from this run (go test ./router/e2e/migration -run TestMigrationTable -rewrite updates it):\n%s", path, strings.Join(rows, ""))
 	}
 	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
@@ -85,8 +85,8 @@ func TestHandoverRunsAgain(t *testing.T) {
 			m := harness.StartMigrationFleet(t, true, 2, func(c *config.Config) { c.Migration.HandoverTokens = k.tokens })
 			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"` + harness.PromptWords(200, 3) + `"}],"max_tokens":30,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 			want := harness.Post(t, m.Reference.URL()+"/v1/chat/completions", body)
-			m.Fail("anew", sim.Fault{Kind: sim.Reset, After: 6})
-			harness.WantSameContent(t, harness.Post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "anew"), want)
+			m.Fail("again", sim.Fault{Kind: sim.Reset, After: 6})
+			harness.WantSameContent(t, harness.Post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "again"), want)
 			if n := len(harness.GenerateRequests(m.Prefill)); n != k.prefills || m.Migrated("done") != 1 {
 				t.Errorf("%d prefills, want %d; %v migrations", n, k.prefills, m.Migrated("done"))
 			}

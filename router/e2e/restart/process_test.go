@@ -196,7 +196,7 @@ func TestServeWithoutWorkers(t *testing.T) {
 		t.Errorf("status %d: %s", a.Status, a.Body)
 	}
 	if !strings.Contains(string(a.Body), "no worker") {
-		t.Errorf("a request is not told that there is no worker: %s", a.Body)
+		t.Errorf("the answer does not say that there is no worker: %s", a.Body)
 	}
 	env, _ = harness.ServeEnv(t)
 	harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", harness.RefusedURL(t))

@@ -168,7 +168,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	before := r.Metric(`sluice_load_messages_total{kind="applied"}`)
 	p.send(3, msgp.AppendArrayHeader(nil, 0))
 	p.send(3, msgp.AppendMapHeader(nil, 0))
-	testwait.UntilWithin(t, 10*time.Second, "what is no load message is counted", func() bool { return r.Metric(`sluice_load_messages_total{kind="malformed"}`) == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "a message that is not a load message is counted", func() bool { return r.Metric(`sluice_load_messages_total{kind="malformed"}`) == 1 })
 	if after := r.Metric(`sluice_load_messages_total{kind="applied"}`); after != before {
 		t.Errorf("%v messages applied of an empty vector", after-before)
 	}

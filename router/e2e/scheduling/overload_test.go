@@ -274,7 +274,7 @@ func TestMinWorkers(t *testing.T) {
 	}
 
 	late := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, harness.SimWorker(a, worker.Aggregated, "a"))
-	testwait.UntilWithin(t, 5*time.Second, "it waits no longer than it was told", func() bool { return harness.Get(t, late.URL+"/readyz").Status == 200 })
+	testwait.UntilWithin(t, 5*time.Second, "it waits no longer than the answer said", func() bool { return harness.Get(t, late.URL+"/readyz").Status == 200 })
 	if !strings.Contains(late.Logs.String(), "fewer workers") {
 		t.Error("nothing in the log")
 	}

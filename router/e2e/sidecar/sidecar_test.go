@@ -61,7 +61,7 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 	}
 	for _, rec := range append(harness.GenerateRequests(d), append(harness.GenerateRequests(p0), harness.GenerateRequests(p1)...)...) {
 		if rec.Header("x-prefiller-host-port")+rec.Header("x-sluice-prefill")+rec.Header("x-data-parallel-host-port") != "" {
-			t.Errorf("an engine was told who prefills: %v", rec.Headers)
+			t.Errorf("an engine received the prefill header: %v", rec.Headers)
 		}
 		if rec.Path == "/tokenize" {
 			t.Error("an engine was asked to tokenize although nothing is chosen")

@@ -131,7 +131,7 @@ func TestLineWithoutANonce(t *testing.T) {
 	}
 	w.SetNonce(0xc0ffee) // discards reports of a read that had not begun
 	if got := w.Result(); got != (Result{}) {
-		t.Errorf("told before the ticket went out: %+v", got)
+		t.Errorf("reported before the slot was sent: %+v", got)
 	}
 	for _, status := range []string{"failed", "ok"} {
 		open()
@@ -184,12 +184,12 @@ func TestFailureIsReportedOnce(t *testing.T) {
 	b.HandleReport([]byte(line("recv", "failed", "0/1/2", "r")))
 	b.HandleReport([]byte(line("recv", "failed", "0/0/2", "r")))
 	if reports != 1 || w.Result().State != Failed {
-		t.Errorf("told %d times, %+v", reports, w.Result())
+		t.Errorf("reported %d times, %+v", reports, w.Result())
 	}
 	w.Close()
 	b.HandleReport([]byte(line("recv", "failed", "0/0/1", "r")))
 	if reports != 1 {
-		t.Error("told after Close")
+		t.Error("reported after Close")
 	}
 	if b.Count(Received, true) != 3 || b.Unknown() != 1 || b.Len() != 0 {
 		t.Errorf("counts: %d failed, %d unknown, %d open", b.Count(Received, true), b.Unknown(), b.Len())
@@ -346,7 +346,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	all.Wait()
 	if failed.Load() != 8*250 || b.Len() != 0 {
-		t.Errorf("%d failures told, %d waits left", failed.Load(), b.Len())
+		t.Errorf("%d failures reported, %d waits left", failed.Load(), b.Len())
 	}
 }
 
@@ -389,7 +389,7 @@ func TestExpiredIsReported(t *testing.T) {
 	}
 	// After a successful read the end of the lease is not a loss.
 	w = Wait{}
-	b.Open(&w, "r1", time.Now(), func() { t.Error("told of a lease that did not matter") })
+	b.Open(&w, "r1", time.Now(), func() { t.Error("notified of a lease that did not matter") })
 	b.HandleReport(line("recv"))
 	b.HandleReport(line("expired"))
 	if r := w.Close(); r.LeaseExpired || r.State != Done {

@@ -202,7 +202,7 @@ func TestRealSideChannel(t *testing.T) {
 	other.HandOff()
 	for _, m := range e.heard() {
 		if strings.Contains(m, "held-0-aa:1") || strings.Contains(m, "passed") {
-			t.Errorf("told %q of a handle that decode has", m)
+			t.Errorf("released %q of a handle that decode has", m)
 		}
 	}
 	e.mu.Lock()
@@ -216,7 +216,7 @@ func TestRealSideChannel(t *testing.T) {
 	e.end()
 	e2 := startEngine(t, "e2", port)
 	k.Acquire(rank, handleOf("e2", "cmpl-new-0-aa", port)).Abandon()
-	testwait.Until(t, "the new life is told", func() bool { h := e2.heard(); return len(h) == 1 && h[0] == "cmpl-new-0-aa:1" })
+	testwait.Until(t, "the new process is notified", func() bool { h := e2.heard(); return len(h) == 1 && h[0] == "cmpl-new-0-aa:1" })
 	_, _, before := k.Counts()
 	k.Acquire(rank, handleOf("e0", "cmpl-old-0-aa", port)).Abandon()
 	testwait.Until(t, "an older life's release fails", func() bool { _, _, f := k.Counts(); return f > before })
@@ -225,7 +225,7 @@ func TestRealSideChannel(t *testing.T) {
 	}
 	for _, id := range []string{"e1", "e2"} {
 		if _, ok := met.Load(id); !ok {
-			t.Errorf("it was not told that %s was met", id)
+			t.Errorf("it was not notified that %s was met", id)
 		}
 	}
 	if _, released, _ := k.Counts(); released != 3 {

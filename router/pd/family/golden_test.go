@@ -58,7 +58,7 @@ var handoverCases = []handoverCase{
 	{name: "sglang, a batch, rank 3 of 4", family: sglang{}, version: "0.5.23", kind: front.Completions, body: batchBody, prefill: bootstrap, ranks: 4},
 	{name: "sglang /generate, text", family: sglang{}, version: "0.5.23", kind: front.NativeGenerate, body: `{"text":"hi","sampling_params":{"max_new_tokens":9,"n":1},"stream":true}`, prefill: bootstrap},
 	{name: "sglang /generate, a batch of ids", family: sglang{}, version: "0.5.23", kind: front.NativeGenerate, body: `{"input_ids":[[1,2],[3]],"sampling_params":[{"max_new_tokens":9},{}]}`, prefill: bootstrap},
-	{name: "sglang, port told by the engine, host by the operator", family: sglang{}, version: "0.5.23", kind: front.Completions, body: promptBody, prefill: func(s *worker.Spec, i *worker.Info) {
+	{name: "sglang, port from the engine, host from the operator", family: sglang{}, version: "0.5.23", kind: front.Completions, body: promptBody, prefill: func(s *worker.Spec, i *worker.Info) {
 		s.Options, i.BootstrapPort = map[string][]string{"bootstrap_host": {"10.0.0.7"}}, 8999
 	}},
 	{name: "sglang, the greatest room", family: sglang{}, version: "0.5.23", kind: front.Completions, body: promptBody, prefill: bootstrap, token: 1<<63 - 1},

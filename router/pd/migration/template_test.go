@@ -12,7 +12,7 @@ import (
 	"sluice/router/config"
 )
 
-// TestParseChoice checks that the next engine is told the remaining continuations of a choice, and
+// TestParseChoice checks that the next engine gets the remaining continuations of a choice, and
 // that no other grammar is taken for a choice.
 func TestParseChoice(t *testing.T) {
 	const texts = `["yes","yes, but \u00fc","no","\"quoted\""]`

@@ -60,11 +60,11 @@ async def main() -> None:
         async def ask(message: str) -> dict:
             request = preprocessor.render([{"role": "user", "content": message}], args.max_tokens, temperature=0.0)
             pieces = [piece async for piece in preprocessor.chat(request, Context(timeout=300))]
-            told = {"message": message, "prompt_token_ids": request.token_ids, "text": "".join(text for text, _, _ in pieces)}
-            return {**told, "token_ids": sum((ids for _, ids, _ in pieces), []), "comments": sum((c for _, _, c in pieces), [])}
+            answer = {"message": message, "prompt_token_ids": request.token_ids, "text": "".join(text for text, _, _ in pieces)}
+            return {**answer, "token_ids": sum((ids for _, ids, _ in pieces), []), "comments": sum((c for _, _, c in pieces), [])}
 
-        for told in await asyncio.gather(*map(ask, args.message)):
-            print(json.dumps(told) if args.json else f"> {told['message']}\n{told['text']}")
+        for answer in await asyncio.gather(*map(ask, args.message)):
+            print(json.dumps(answer) if args.json else f"> {answer['message']}\n{answer['text']}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def item(*tokens: int, **data: object) -> dict:
 
 
 class Fake:
-    """A server that greets and then answers frames as it is told to."""
+    """A server that greets and then answers frames as the test specifies."""
 
     def __init__(self, answer=lambda kind, stream, payload: b"", welcome: bytes | None = None) -> None:
         self.answer, self.welcome = answer, frame(2, 0, WELCOME) if welcome is None else welcome

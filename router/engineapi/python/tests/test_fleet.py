@@ -95,10 +95,10 @@ class Families(AsyncCase):
         await self.pair("trtllm", "--engine", "trtllm", options=",engine=trtllm,kv_events=off")
 
     async def test_lmcache(self) -> None:
-        told, side = free_port(), free_port()
-        serve = ("--set", "lmcache.proxy_host=127.0.0.1", "--set", f"lmcache.proxy_port={told}")
+        notify, side = free_port(), free_port()
+        serve = ("--set", "lmcache.proxy_host=127.0.0.1", "--set", f"lmcache.proxy_port={notify}")
         sides = [
-            ("--prefill", ["--role", "prefill", "--speed", "inf", "--pd", "lmcache", "--lmcache-proxy", f"tcp://127.0.0.1:{told}"]),
+            ("--prefill", ["--role", "prefill", "--speed", "inf", "--pd", "lmcache", "--lmcache-proxy", f"tcp://127.0.0.1:{notify}"]),
             ("--decode", ["--role", "decode", "--speed", "inf", "--pd", "lmcache", "--side-port", str(side)], f",init_port={side},alloc_port={side}"),
         ]
         await self.family(Fleet(*sides, serve=["--pd", "lmcache", *serve]), 2)
