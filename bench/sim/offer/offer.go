@@ -100,7 +100,7 @@ type Reply struct {
 func (t *Table) ServeSide(c *httpconn.Conn, r *httpconn.Request) {
 	if r.Path != "/offer" {
 		core.ServeLeases(t.p, c, r, func(rk *core.Rank, key string, _ bool) {
-			t.Retire(rk, key) // a later request for them is told so at once
+			t.Retire(rk, key) // a later request for them is answered so at once
 		})
 		return
 	}

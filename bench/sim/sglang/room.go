@@ -237,7 +237,7 @@ func (g *leg) HoldLastToken(r *core.Rank, s *core.Seq) bool {
 	return true
 }
 
-// Cancel ends the wait in the room. Neither side is told that the other has ended: they
+// Cancel ends the wait in the room. Neither side is notified that the other has ended: they
 // notice by timeout.
 func (g *leg) Cancel(r *core.Rank, j *core.Job) {
 	for _, s := range j.Seqs {
@@ -275,7 +275,7 @@ func (f *family) ServeSide(c *httpconn.Conn, r *httpconn.Request) {
 			return
 		}
 		if how, ok := rs.used[q.Room]; ok && !how.Done {
-			reply.Done = false // its prefill has ended, which no decode is told
+			reply.Done = false // its prefill has ended, of which no decode is notified
 			return
 		}
 		var why string
