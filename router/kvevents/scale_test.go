@@ -49,6 +49,9 @@ func TestFeedsOfAFleet(t *testing.T) {
 	// A message that is read alone costs a system call of its own, and finds its rank's part of
 	// the index out of the caches. Both are shared where a feed has several in one look.
 	t.Logf("CPU per message differs by %.0f %% between the rates", 100*spread)
+	if spread > maxSpread {
+		t.Errorf("CPU per message %v; want %g times the least at most", costs, 1+maxSpread)
+	}
 	if os.Getenv("SLUICE_SOAK") == "1" && slices.Max(costs) > mostCPU {
 		t.Errorf("CPU per message %v; want %v at most at each rate", costs, mostCPU)
 	}
@@ -62,6 +65,9 @@ const (
 	replayingTop     = 3  // descriptors of a feed whose replay is under way
 	// mostCPU is of one message, and leaves a machine that is busy otherwise its slack.
 	mostCPU = 15 * time.Microsecond
+	// maxSpread is by how much the CPU per message may differ between the rates, as a share of the
+	// least. A cost per feed and time, such as a timer of its own, exceeds it at the lowest rate.
+	maxSpread = 3.0
 	// mostSwitches are voluntary changes of context per message, from manyMessages a second
 	// on. A thread that wakes up for each message makes one or two.
 	mostSwitches, manyMessages = 0.5, 2000

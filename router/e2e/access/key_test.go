@@ -327,6 +327,19 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 					t.Errorf("%s with a key: %d %s", path, full.Status, full.Body)
 				}
 			}
+			// The metrics name workers and keys, for everybody who reaches the port (docs/metrics.md).
+			// They show no key, address or file.
+			for _, header := range [][]string{nil, {"Authorization", "Bearer " + apikey.New()}, {"Authorization", "Bearer " + key}} {
+				page := harness.Get(t, r.URL+"/metrics", header...)
+				if text := string(page.Body); page.Status != 200 || !strings.Contains(text, "secret-worker") {
+					t.Errorf("%s, up %v, /metrics: %d %.100s", name, up, page.Status, text)
+				}
+				for _, word := range []string{key, apikey.HashOf(key).String(), e.Addr(), "127.0.0.1", "://", "connection refused", "libnixl", ".so"} {
+					if strings.Contains(string(page.Body), word) {
+						t.Errorf("%s, up %v, /metrics tells %q", name, up, word)
+					}
+				}
+			}
 			a := harness.Get(t, "http://"+r.Admin.Addr()+"/admin/v1/health", "Authorization", "Bearer test-token-0123456789")
 			if a.Status != want || !strings.Contains(string(a.Body), "secret-worker") {
 				t.Errorf("/admin/v1/health: %d %s", a.Status, a.Body)

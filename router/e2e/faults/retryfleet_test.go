@@ -102,18 +102,19 @@ func TestRetryWaitsForARestart(t *testing.T) {
 }
 
 // TestRestartsLoseNoRequest: the only prefill worker, or the only decode worker, restarts
-// repeatedly under load, and plain decode is off. Every request succeeds.
+// repeatedly under load, with the default settings, and with pd.decode_only_fallback off, so that
+// requests must wait for prefill. Every request succeeds.
 func TestRestartsLoseNoRequest(t *testing.T) {
 	t.Parallel()
 	for _, family := range []string{"nixl", "sglang"} {
-		for _, restarts := range []string{"prefill", "decode"} {
+		for _, restarts := range []string{"prefill", "prefill, no fallback", "decode"} {
 			t.Run(family+" "+restarts, func(t *testing.T) {
 				fam := harness.MatrixFamilyNamed(t, family)
 				p, pw := harness.SidecarEngine(t, fam, worker.Prefill)
 				d, dw := harness.SidecarEngine(t, fam, worker.Decode)
 				r := harness.StartRouter(t, func(c *config.Config) {
-					c.PD.Family, c.PD.PlainDecode, c.Timeouts.PoolWait = family, false, 20*time.Second
-					c.Fleet.RetryShare, c.Fleet.RetryPerSecond = 1, 1000
+					c.PD.Family, c.Health = family, config.Default().Health // the harness probes more often
+					c.PD.PlainDecode = restarts != "prefill, no fallback"
 				}, pw, dw)
 				e := p
 				if restarts == "decode" {
@@ -126,7 +127,7 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 				for i := range byClient {
 					wg.Go(func() {
 						for n := 0; ctx.Err() == nil; n++ {
-							a, err := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, n, i%2 == 0 && restarts == "prefill")))
+							a, err := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, n, i%2 == 0 && restarts != "decode")))
 							mu.Lock()
 							byClient[i]++
 							switch answered++; {
@@ -139,9 +140,9 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 						}
 					})
 				}
-				down := []time.Duration{0, 500 * time.Millisecond, time.Second}
+				down := []time.Duration{0, 500 * time.Millisecond, 2400 * time.Millisecond}
 				if os.Getenv("SLUICE_SOAK") != "" {
-					down = append(down, 500*time.Millisecond, 1200*time.Millisecond, 1800*time.Millisecond, 2400*time.Millisecond)
+					down = append(down, 500*time.Millisecond, time.Second, 1200*time.Millisecond, 1800*time.Millisecond)
 				}
 				for _, d := range down {
 					// The router retries a request once after a broken connection, so no request may
