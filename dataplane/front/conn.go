@@ -140,8 +140,8 @@ func (c *conn) Read(p []byte) (int, error) {
 		switch {
 		case c.scan.ended:
 			c.uncountHead()
-		case c.scan.begun && c.scan.reads < shortReads:
-			c.scan.reads++
+		case c.scan.begun && c.headBudget.reads < shortReads:
+			c.headBudget.reads++
 		}
 	}
 	if c.scan.bare && err == nil {
@@ -489,7 +489,7 @@ func onConnState(nc net.Conn, state fasthttp.ConnState) {
 		c.deadlineKind = deadlineIdle
 		c.pipelined.onIdle()
 		c.uncountHead()
-		c.scan = bareEndScanner{}
+		c.scan, c.headBudget = bareEndScanner{}, headBudget{}
 		c.markIdle()
 		c.reportResponseEnded()
 	case fasthttp.StateHijacked:

@@ -15,6 +15,7 @@ type connState struct {
 	pending         pendingResponse
 	readErr         error // of the last failed read
 	scan            bareEndScanner
+	headBudget      headBudget
 	chunkedDeadline monoTime // of the chunked body that is being read; 0: none is
 	continued       continuedRequest
 	stall           relay.StallDetector // with the client of a stream that no loop drives

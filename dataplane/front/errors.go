@@ -40,7 +40,7 @@ func (x *httpExchange) protocol() sse.Protocol {
 	switch {
 	case x.Endpoint != nil:
 		return x.Endpoint.Protocol
-	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.raw != nil && x.head.find("Anthropic-Version") != nil:
+	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.find("Anthropic-Version") != nil:
 		return sse.Anthropic
 	}
 	return sse.OpenAI

@@ -56,7 +56,7 @@ func (s *Server) serveConn(c *conn) {
 				continue
 			}
 		case nextFasthttp:
-			c.scan = bareEndScanner{}
+			c.scan, c.headBudget = bareEndScanner{}, headBudget{}
 			_ = s.fh.ServeConn(c) // closes c or hijacks it for a stream; it has answered its errors
 		case nextPending:
 		case nextHandOff:
@@ -266,7 +266,7 @@ func (c *conn) fastPathRequest() (*fastExchange, route) {
 	chunks := h.length == framingChunked
 	if refused != "" || h.hasExpect || rt.endpoint == nil && (h.length > 0 || chunks) ||
 		chunks && a.headLen > readAheadSize-minReadAhead {
-		h.raw, h.path = nil, nil
+		h.release()
 		s.fastExchanges.Put(x)
 		return nil, route{}
 	}

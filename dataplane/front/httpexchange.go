@@ -287,7 +287,7 @@ func (x *httpExchange) reset() {
 	x.exchangeBase.reset()
 	x.c, x.streamHead, x.keepAlive, x.drainWriter = nil, nil, nil, nil
 	x.countedIP = netip.Addr{}
-	x.head.raw, x.head.path = nil, nil
+	x.head.release()
 	x.closeConn, x.panickedHandler, x.awaitsContinue, x.keepHTTP10 = false, false, false, false
 	clear(x.requestOverrides)
 	x.requestOverrides = x.requestOverrides[:0]

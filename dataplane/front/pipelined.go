@@ -39,10 +39,6 @@ type pipelineDetector struct {
 	prefixLen         uint8 // valid bytes of prefix: the first bytes read since the request began, without line ends
 }
 
-// lineEnds are the bytes of empty lines, which may precede a request and are not pipelined
-// requests: some clients end a body with an empty line.
-const lineEnds = "\r\n"
-
 // onIdle records that a response has been written and the server waits for the next request.
 func (e *pipelineDetector) onIdle() {
 	e.responding, e.idleSinceResponse, e.read, e.startedBuffered, e.prefixLen = false, true, false, false, 0

@@ -36,6 +36,11 @@ type requestHead struct {
 func (h *requestHead) nameOf(l *headerLine) []byte  { return h.raw[l.name:l.nameEnd] }
 func (h *requestHead) valueOf(l *headerLine) []byte { return h.raw[l.value:l.valueEnd] }
 
+// release drops what h borrows. Header lines are no longer found.
+func (h *requestHead) release() {
+	h.raw, h.path, h.lines, h.options = nil, nil, h.lines[:0], h.options[:0]
+}
+
 // find returns the value of the first header line with a name, nil if there is none. It borrows
 // raw.
 func (h *requestHead) find(name string) []byte {
@@ -81,7 +86,7 @@ func (h *requestHead) read(method, target, protocol, raw []byte) (refused string
 	if !isToken(method) {
 		return "the method must be a token such as GET or POST"
 	}
-	if h.path, refused = targetPath(method, target); refused != "" {
+	if h.path, refused = pathOf(method, target); refused != "" {
 		return refused
 	}
 	if refused = h.splitLines(); refused != "" {
@@ -289,6 +294,9 @@ func byteSet(more string) (set [256]bool) {
 	}
 	return set
 }
+
+// isTokenByte reports whether b may occur in a token, such as a method or a header name.
+func isTokenByte(b byte) bool { return tokenByte[b] }
 
 func isToken(b []byte) bool {
 	for _, c := range b {

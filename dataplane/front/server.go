@@ -285,7 +285,7 @@ func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
 	x := s.fasthttpExchanges.Get()
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	chunked := refused == "" && x.head.length == framingChunked
-	x.head.raw, x.head.path = nil, nil
+	x.head.release()
 	s.fasthttpExchanges.Put(x)
 	return chunked
 }
@@ -312,7 +312,7 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	case c != nil && c.endedByDrain():
 		reason, message = Drained, drainedMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(drainRetry))
-	case c != nil && c.scan.room == headRefused:
+	case c != nil && c.headBudget.room == headRefused:
 		reason, message = BudgetExhausted, headMemoryMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(budgetRetry))
 	case c != nil && c.scan.bare:

@@ -16,12 +16,12 @@ const (
 	targetAuthority = "the absolute request target must name a host and no user: http://host[:port]/path"
 )
 
-// targetPath returns the path of a request target (RFC 9112, 3.2). It accepts the origin form,
+// pathOf returns the path of a request target (RFC 9112, 3.2). It accepts the origin form,
 // the absolute form with scheme http or https, * for OPTIONS, and host:port for CONNECT. It
 // does not decode or normalise the path, because routes are compared byte by byte. An absolute
 // target without a path has the path /. refused is "" if the target is accepted, otherwise an
 // error message for the client. path borrows target.
-func targetPath(method, target []byte) (path []byte, refused string) {
+func pathOf(method, target []byte) (path []byte, refused string) {
 	if len(target) == 0 {
 		return nil, "the request target is empty"
 	}

@@ -85,10 +85,17 @@ var targets = map[string]string{
 	"http://\xc3\xa9" + chat:       "",
 }
 
+// targetPath reads a request head with this target.
+func targetPath(method, target string) (path, refused string) {
+	var h requestHead
+	refused = h.read([]byte(method), []byte(target), []byte("HTTP/1.1"), []byte("Host: a\r\n\r\n"))
+	return string(h.path), refused
+}
+
 func TestTargetPath(t *testing.T) {
 	for target, want := range targets {
-		path, refused := targetPath([]byte("POST"), []byte(target))
-		if string(path) != want || (refused == "") != (want != "") {
+		path, refused := targetPath("POST", target)
+		if path != want || (refused == "") != (want != "") {
 			t.Errorf("%q: path %q, refused %q; want path %q", target, path, refused, want)
 		}
 	}
@@ -96,7 +103,7 @@ func TestTargetPath(t *testing.T) {
 		{"OPTIONS", "*", "*"}, {"GET", "*", ""}, {"CONNECT", "a:80", "a:80"}, {"CONNECT", "[::1]:80", "[::1]:80"}, {"CONNECT", "u@a:80", ""},
 		{"OPTIONS", "/a?b", "/a"}, {"OPTIONS", "http://a", "/"},
 	} {
-		if path, _ := targetPath([]byte(k.method), []byte(k.target)); string(path) != k.want {
+		if path, _ := targetPath(k.method, k.target); path != k.want {
 			t.Errorf("%s %s: path %q, want %q", k.method, k.target, path, k.want)
 		}
 	}
@@ -115,8 +122,8 @@ func TestTargetsAsProxiesRead(t *testing.T) {
 		defer nc.Close()
 		_ = nc.SetDeadline(time.Now().Add(testTimeout))
 		host := "a"
-		if rest, ok := afterScheme([]byte(target)); ok { // haproxy compares them
-			host, _, _ = strings.Cut(strings.NewReplacer("?", "/").Replace(string(rest)), "/")
+		if scheme, rest, ok := strings.Cut(target, "://"); ok && (strings.EqualFold(scheme, "http") || strings.EqualFold(scheme, "https")) { // haproxy compares them
+			host, _, _ = strings.Cut(strings.NewReplacer("?", "/").Replace(rest), "/")
 		}
 		fmt.Fprintf(nc, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", target, host)
 		resp, err := http.ReadResponse(bufio.NewReader(nc), nil)

@@ -2,8 +2,6 @@ package front
 
 import (
 	"bytes"
-
-	"sluice/dataplane/membudget"
 )
 
 // bareEndMessage refuses a head with a line that ends in LF without CR, or with a CR that LF does
@@ -20,49 +18,7 @@ type bareEndScanner struct {
 	bare  bool // there was a bare LF in the head, or a bare CR
 	empty bool // the current line is empty so far
 	last  byte
-	reads uint8 // reads that returned a part of the head, but not its end
-	room  headRoom
 }
-
-// headRoom says whether the memory budget includes fasthttp's buffer for a head.
-type headRoom uint8
-
-const (
-	headUncounted headRoom = iota
-	headCounted
-	headRefused // the budget had no room for it
-)
-
-// shortReads is how many reads of a head are not counted against the budget. fasthttp reads the
-// first byte alone, and most heads are complete with the next read. After these, fasthttp's
-// buffer waits for a slow client.
-const shortReads = 2
-
-// countHead counts fasthttp's buffer against the budget while a head over TLS is incomplete after
-// shortReads reads. It returns false if the budget is exhausted. An incomplete head without
-// TLS waits in the pending-header queue instead.
-func (c *conn) countHead() bool {
-	if c.tlsConn == nil || c.scan.ended || c.scan.reads < shortReads || c.scan.room == headCounted {
-		return true
-	}
-	if !c.srv.budget.Acquire(headBuffer(c.srv)) {
-		c.scan.room = headRefused
-		return false
-	}
-	c.scan.room = headCounted
-	return true
-}
-
-// uncountHead releases the budget that countHead has acquired.
-func (c *conn) uncountHead() {
-	if c.scan.room == headCounted {
-		c.srv.budget.Release(headBuffer(c.srv))
-		c.scan.room = headUncounted
-	}
-}
-
-// headBuffer is the size of fasthttp's buffer for a head, as the budget counts it.
-func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.initial.MaxHeadBytes)) }
 
 // scan examines the next bytes of the connection. It accepts a bare LF as an empty line before the
 // head, as fasthttp does.
@@ -104,3 +60,6 @@ func hasBareEnd(head []byte, from int) bool {
 		}
 	}
 }
+
+// lineEnds are the bytes of empty lines, which may precede a request: some clients end a body with one.
+const lineEnds = "\r\n"
