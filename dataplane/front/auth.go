@@ -63,10 +63,10 @@ func AllowedModels(principal Principal, models []string) []string {
 // Anthropic's in X-Api-Key.
 func (x *httpExchange) clientKey() []byte {
 	const scheme = "Bearer "
-	if v := x.head.find("Authorization"); len(v) > len(scheme) && ascii.EqualFold(v[:len(scheme)], scheme) {
+	if v := x.head.Find("Authorization"); len(v) > len(scheme) && ascii.EqualFold(v[:len(scheme)], scheme) {
 		return bytes.TrimLeft(v[len(scheme):], " ")
 	}
-	return x.head.find("X-Api-Key")
+	return x.head.Find("X-Api-Key")
 }
 
 // authorizeModel checks that the key allows the model named in the body and each adapter that

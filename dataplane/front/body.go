@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/http1"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 )
@@ -31,22 +32,22 @@ const (
 
 // body reads a request's body from the connection.
 type body struct {
-	stream      io.Reader     // nil: the request has no body
-	length      int64         // declared; framingChunked: unknown
-	read        int64         // payload bytes read from stream
-	chunked     chunkedReader // stream, if the body is chunked
-	atEOF       bool          // stream has ended
-	broken      bool          // stream failed: the next request cannot be found
-	deadline    monoTime      // by which all of it must have arrived
-	arrived     int64         // bytes of an incomplete body that have arrived with the head; 0 if not known
-	inReadAhead []byte        // the body in the connection's read-ahead, if it arrived with the head
+	stream      io.Reader           // nil: the request has no body
+	length      int64               // declared; http1.LengthChunked: unknown
+	read        int64               // payload bytes read from stream
+	chunked     http1.ChunkedReader // stream, if the body is chunked
+	atEOF       bool                // stream has ended
+	broken      bool                // stream failed: the next request cannot be found
+	deadline    monoTime            // by which all of it must have arrived
+	arrived     int64               // bytes of an incomplete body that have arrived with the head; 0 if not known
+	inReadAhead []byte              // the body in the connection's read-ahead, if it arrived with the head
 	lease       membudget.Lease
 	editedLease membudget.Lease // of the edited body, if members were removed
 }
 
 // openChunked reads a chunked body from src.
 func (b *body) openChunked(x *httpExchange, src io.Reader) {
-	b.chunked.reset(src, int64(x.srv.initial.MaxHeadBytes))
+	b.chunked.Reset(src, int64(x.srv.initial.MaxHeadBytes))
 	b.stream = &b.chunked
 }
 
@@ -57,7 +58,7 @@ func (b *body) setDeadline(x *httpExchange, size int64) {
 
 // next reads the next bytes into p and records the end and failures.
 func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
-	if b.length == framingChunked {
+	if b.length == http1.LengthChunked {
 		// Each read of the connection has its own deadline. The reads are small, because
 		// received bytes extend the deadline, see readBody.
 		c.chunkedDeadline = b.deadline
@@ -79,7 +80,7 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 		b.atEOF = true
 		return n, true, nil
 	}
-	b.broken = err != nil && err != errBodyTooLarge
+	b.broken = err != nil && err != http1.ErrBodyTooLarge
 	return n, false, err
 }
 
@@ -91,7 +92,7 @@ func (b *body) drain(c *conn) bool {
 	if b.length-b.read > drainBytes {
 		return false
 	}
-	b.chunked.limit = b.read + drainBytes
+	b.chunked.Limit = b.read + drainBytes
 	b.deadline = monoTimeOf(time.Now().Add(drainTime))
 	sink := membudget.Default.Get(membudget.Page)
 	defer membudget.Default.Put(sink)
@@ -116,7 +117,7 @@ func (b *body) mayAllocate(received int64) bool {
 func (b *body) release() {
 	b.lease.Release()
 	b.editedLease.Release()
-	b.stream, b.chunked.src, b.inReadAhead = nil, nil, nil
+	b.stream, b.chunked.Src, b.inReadAhead = nil, nil, nil
 }
 
 // readBody reads the whole body into leased memory and sets Doc.Body. If it fails, it responds
@@ -126,7 +127,7 @@ func (x *httpExchange) readBody() bool {
 	if b.length > limit {
 		return x.rejectTooLarge()
 	}
-	b.chunked.limit = limit
+	b.chunked.Limit = limit
 	if b.stream == nil {
 		x.Doc.Body = b.inReadAhead
 		return true
@@ -157,13 +158,13 @@ func (x *httpExchange) readBody() bool {
 			}
 			buf = b.lease.Bytes()
 		}
-		if b.length == framingChunked && b.read-extended >= bodyRate {
+		if b.length == http1.LengthChunked && b.read-extended >= bodyRate {
 			extended = b.read
 			b.setDeadline(x, b.read)
 		}
 		_, done, err := b.next(x.c, buf[b.read:])
 		switch {
-		case err == errBodyTooLarge:
+		case err == http1.ErrBodyTooLarge:
 			return x.rejectTooLarge()
 		case err != nil:
 			return x.rejectBodyError(err)

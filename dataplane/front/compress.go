@@ -47,7 +47,7 @@ func (x *httpExchange) setCompressedBody(body []byte) {
 		return
 	}
 	x.path.addHeader("Vary", "Accept-Encoding") // in addition to an engine's Vary line
-	c := compression.Negotiate(x.head.findAll("Accept-Encoding"))
+	c := compression.Negotiate(x.head.FindAll("Accept-Encoding"))
 	if c == compression.Identity {
 		x.path.setBody(body)
 		return
@@ -84,11 +84,11 @@ type streamCompressor struct {
 func (x *httpExchange) compressRelayed(st *stream, kind []byte) (on bool) {
 	resp, opt := st.resp, x.srv.options()
 	asStream := opt.CompressStreams && resp.ContentLength == upstream.LengthChunked
-	if !x.head.http11 || !asStream && !x.compressesUnbuffered(resp, kind) || len(resp.Header("Content-Encoding")) > 0 {
+	if !x.head.HTTP11 || !asStream && !x.compressesUnbuffered(resp, kind) || len(resp.Header("Content-Encoding")) > 0 {
 		return false
 	}
 	st.head = append(st.head, "Vary: Accept-Encoding\r\n"...)
-	c := compression.Negotiate(x.head.findAll("Accept-Encoding"))
+	c := compression.Negotiate(x.head.FindAll("Accept-Encoding"))
 	if c == compression.Identity {
 		return false
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 )
@@ -135,23 +136,23 @@ func (c *conn) Read(p []byte) (int, error) {
 	if n > 0 {
 		c.pipelined.onRead(p[:n])
 		if !c.pipelined.found { // pipelined bytes are refused anyway
-			c.scan.scan(p[:n])
+			c.scan.Scan(p[:n])
 		}
 		switch {
-		case c.scan.ended:
+		case c.scan.Ended:
 			c.uncountHead()
-		case c.scan.begun && c.headBudget.reads < shortReads:
+		case c.scan.Begun && c.headBudget.reads < shortReads:
 			c.headBudget.reads++
 		}
 	}
-	if c.scan.bare && err == nil {
+	if c.scan.Bare && err == nil {
 		err = errBareEnd // do not wait for more
 	}
 	return n, err
 }
 
 var (
-	errBareEnd   = errors.New("front: " + bareEndMessage)
+	errBareEnd   = errors.New("front: " + http1.BareEndMessage)
 	errHeadSpent = errors.New("front: " + headMemoryMessage)
 )
 
@@ -489,7 +490,7 @@ func onConnState(nc net.Conn, state fasthttp.ConnState) {
 		c.deadlineKind = deadlineIdle
 		c.pipelined.onIdle()
 		c.uncountHead()
-		c.scan, c.headBudget = bareEndScanner{}, headBudget{}
+		c.scan, c.headBudget = http1.BareEndScanner{}, headBudget{}
 		c.markIdle()
 		c.reportResponseEnded()
 	case fasthttp.StateHijacked:

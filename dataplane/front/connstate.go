@@ -1,6 +1,7 @@
 package front
 
 import (
+	"sluice/dataplane/http1"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
@@ -14,7 +15,7 @@ type connState struct {
 	io              rawIO
 	pending         pendingResponse
 	readErr         error // of the last failed read
-	scan            bareEndScanner
+	scan            http1.BareEndScanner
 	headBudget      headBudget
 	chunkedDeadline monoTime // of the chunked body that is being read; 0: none is
 	continued       continuedRequest

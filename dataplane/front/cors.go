@@ -73,12 +73,12 @@ func (x *httpExchange) cors(method []byte, known bool) (done bool) {
 	if !c.any {
 		x.SetHeader("Vary", "Origin")
 	}
-	origin := x.head.find("Origin")
+	origin := x.head.Find("Origin")
 	if len(origin) == 0 {
 		return false
 	}
 	allowed := c.allowOrigin(origin)
-	asks := string(method) == "OPTIONS" && known && x.head.find("Access-Control-Request-Method") != nil
+	asks := string(method) == "OPTIONS" && known && x.head.Find("Access-Control-Request-Method") != nil
 	switch {
 	case allowed == "" && asks:
 		x.Error(OriginRefused, "", "pages of origin "+quotedForError(origin)+" may not use this router; cors.origins lists those that may", 0)

@@ -130,7 +130,7 @@ func (p *keepAliveWriter) scheduleLocked(after time.Duration) {
 
 // MarkDispatched implements Exchange.
 func (x *httpExchange) MarkDispatched() {
-	if !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.http11 ||
+	if !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.HTTP11 ||
 		x.Converter != nil || x.Endpoint.Protocol == sse.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
 		return
 	}

@@ -36,11 +36,11 @@ func (x *httpExchange) Error(reason Reason, param, message string, retryAfter ti
 // send Anthropic-Version.
 func (x *httpExchange) protocol() sse.Protocol {
 	const messages = "/v1/messages"
-	path := string(x.head.path)
+	path := string(x.head.Path)
 	switch {
 	case x.Endpoint != nil:
 		return x.Endpoint.Protocol
-	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.find("Anthropic-Version") != nil:
+	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.Find("Anthropic-Version") != nil:
 		return sse.Anthropic
 	}
 	return sse.OpenAI

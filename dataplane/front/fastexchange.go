@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 )
 
@@ -25,11 +26,11 @@ func newFastExchange(s *Server) *fastExchange {
 // completely. It returns false if the connection fails.
 func (x *fastExchange) openBody() bool {
 	b, a := &x.body, &x.c.readAhead
-	b.length, b.read, b.arrived, b.atEOF, b.broken = x.head.length, 0, 0, true, false
-	if b.length == framingNone {
+	b.length, b.read, b.arrived, b.atEOF, b.broken = x.head.Length, 0, 0, true, false
+	if b.length == http1.LengthNone {
 		return true
 	}
-	if b.length == framingChunked {
+	if b.length == http1.LengthChunked {
 		b.openChunked(&x.httpExchange, bufferedConnReader{x.c})
 		b.atEOF = false
 		b.setDeadline(&x.httpExchange, 0)

@@ -3,6 +3,7 @@ package front
 import (
 	"bytes"
 	"net"
+	"sluice/dataplane/http1"
 	"strings"
 
 	"github.com/valyala/fasthttp"
@@ -24,16 +25,16 @@ func newFasthttpExchange(s *Server) *fasthttpExchange {
 // the response.
 func (x *fasthttpExchange) serve() {
 	h := &x.ctx.Request.Header
-	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
-	if x.c.scan.bare {
-		refused = bareEndMessage
+	refused := x.head.Parse(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
+	if x.c.scan.Bare {
+		refused = http1.BareEndMessage
 	}
 	if refused != "" {
 		x.closeAfterResponse()
 		x.Error(BadHTTP, "", refused, 0)
 		return
 	}
-	x.keepHTTP10 = !x.head.http11 && !h.ConnectionClose()
+	x.keepHTTP10 = !x.head.HTTP11 && !h.ConnectionClose()
 	x.setRequestID()
 	x.resolveClientIP()
 	if x.c.pipelined.isPipelined(h.Method()) {
@@ -46,7 +47,7 @@ func (x *fasthttpExchange) serve() {
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
 		return
 	}
-	method, path := h.Method(), x.head.path
+	method, path := h.Method(), x.head.Path
 	found, ok := x.srv.routes.find(path)
 	if x.cors(method, ok) {
 		return
@@ -67,21 +68,21 @@ func (x *fasthttpExchange) serve() {
 	}
 }
 
-// openBody compares the framing that fasthttp has parsed with requestHead's. It returns false if
+// openBody compares the framing that fasthttp has parsed with http1.Head's. It returns false if
 // they differ; then nothing more on the connection can be trusted. For a chunked body
 // onHeadRead has given fasthttp another framing.
 func (x *fasthttpExchange) openBody() bool {
 	b := &x.body
 	b.stream = x.ctx.RequestBodyStream()
-	b.length, b.read, b.arrived, b.broken = x.head.length, 0, 0, false
+	b.length, b.read, b.arrived, b.broken = x.head.Length, 0, 0, false
 	seen := int64(x.ctx.Request.Header.ContentLength())
-	if b.length == framingNone {
+	if b.length == http1.LengthNone {
 		b.atEOF = true
-		return b.stream == nil && (seen == framingNone || seen == 0)
+		return b.stream == nil && (seen == http1.LengthNone || seen == 0)
 	}
 	b.atEOF = false
 	b.setDeadline(&x.httpExchange, max(b.length, 0))
-	if b.stream == nil || b.length != framingChunked {
+	if b.stream == nil || b.length != http1.LengthChunked {
 		return b.stream != nil && seen == b.length
 	}
 	b.openChunked(&x.httpExchange, b.stream)

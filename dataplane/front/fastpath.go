@@ -5,15 +5,16 @@ import (
 	"runtime/debug"
 	"time"
 
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 )
 
 // A connection is served on one of two paths. The fast path, in this file, serves nearly every
 // request: HTTP/1.1 over TCP, POST to an endpoint or GET of a page, with Content-Length or
-// chunked. It parses the head once (requestHead), uses a short body in place, and writes the
+// chunked. It parses the head once (http1.Head), uses a short body in place, and writes the
 // response itself. fasthttp serves everything else, from its first byte: TLS, other methods
-// and paths, Expect, HTTP/1.0, pipelined requests, and heads that requestHead refuses. Both
-// read chunked bodies with chunkedReader. Once fasthttp serves a connection it serves all its
+// and paths, Expect, HTTP/1.0, pipelined requests, and heads that http1.Head refuses. Both
+// read chunked bodies with http1.ChunkedReader. Once fasthttp serves a connection it serves all its
 // later requests too, until one of them is answered with a stream.
 
 const (
@@ -56,7 +57,7 @@ func (s *Server) serveConn(c *conn) {
 				continue
 			}
 		case nextFasthttp:
-			c.scan, c.headBudget = bareEndScanner{}, headBudget{}
+			c.scan, c.headBudget = http1.BareEndScanner{}, headBudget{}
 			_ = s.fh.ServeConn(c) // closes c or hijacks it for a stream; it has answered its errors
 		case nextPending:
 		case nextHandOff:
@@ -195,7 +196,7 @@ func (c *conn) parseReadAhead(before int32) (whole, ok bool) {
 		a.headLen = max(before-3, 0) + int32(at+len(headEnd))
 		return true, true
 	}
-	if c.pipelined.found || hasBareEnd(head, int(before)) || a.w == readAheadSize || int(a.w) > c.srv.initial.MaxHeadBytes || !isRequestStart(head[0]) {
+	if c.pipelined.found || http1.HasBareEnd(head, int(before)) || a.w == readAheadSize || int(a.w) > c.srv.initial.MaxHeadBytes || !isRequestStart(head[0]) {
 		return true, true
 	}
 	c.markIncompleteRequest()
@@ -261,12 +262,12 @@ func (c *conn) fastPathRequest() (*fastExchange, route) {
 		return nil, route{}
 	}
 	x := s.fastExchanges.Get()
-	refused := x.head.read(method[:len(method)-1], target, http11Suffix, head[eol+1:])
+	refused := x.head.Parse(method[:len(method)-1], target, http11Suffix, head[eol+1:])
 	h := &x.head
-	chunks := h.length == framingChunked
-	if refused != "" || h.hasExpect || rt.endpoint == nil && (h.length > 0 || chunks) ||
+	chunks := h.Length == http1.LengthChunked
+	if refused != "" || h.HasExpect || rt.endpoint == nil && (h.Length > 0 || chunks) ||
 		chunks && a.headLen > readAheadSize-minReadAhead {
-		h.release()
+		h.Release()
 		s.fastExchanges.Put(x)
 		return nil, route{}
 	}
@@ -297,7 +298,7 @@ func (c *conn) serveFastPath(x *fastExchange, rt route) {
 // pending response may be written by the wait for it.
 func (c *conn) afterResponse() (to nextStep, again bool) {
 	a := &c.readAhead
-	isPipelined := len(bytes.Trim(a.buf.B[a.r:a.w], lineEnds)) > 0
+	isPipelined := len(bytes.Trim(a.buf.B[a.r:a.w], http1.LineEnds)) > 0
 	if isPipelined {
 		c.pipelined.found = true
 	} else {

@@ -10,14 +10,14 @@ import (
 // ForwardFields implements Exchange.
 func (x *httpExchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	typed := false
-	for i := range x.head.lines {
-		l := &x.head.lines[i]
-		name := x.head.nameOf(l)
-		if !classOf(name).reachesEngine(x.srv.initial.WithholdClientKeys) || x.head.isOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
+	for i := range x.head.Lines {
+		l := &x.head.Lines[i]
+		name := x.head.Name(l)
+		if !classOf(name).reachesEngine(x.srv.initial.WithholdClientKeys) || x.head.IsOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
 			continue
 		}
 		typed = typed || ascii.EqualFold(name, "Content-Type")
-		dst = append(dst, upstream.Field{Name: unsafeString(name), Value: unsafeString(x.head.valueOf(l))})
+		dst = append(dst, upstream.Field{Name: unsafeString(name), Value: unsafeString(x.head.Value(l))})
 	}
 	for i := range x.requestOverrides {
 		if s := &x.requestOverrides[i]; !neverForwarded(classOf([]byte(s.name))) {

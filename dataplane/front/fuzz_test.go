@@ -30,13 +30,13 @@ func (c *recordedConn) SetDeadline(time.Time) error      { return nil }
 func (c *recordedConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *recordedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// acceptedRequest is a request that requestHead has accepted, with its body.
+// acceptedRequest is a request that http1.Head has accepted, with its body.
 type acceptedRequest struct {
 	method, target string
 	body           []byte
 }
 
-// serveRecorded runs raw through fasthttp, requestHead and the body reader, without routes, and
+// serveRecorded runs raw through fasthttp, http1.Head and the body reader, without routes, and
 // returns the accepted requests.
 func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) {
 	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
@@ -45,7 +45,7 @@ func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) 
 		x.c, _ = ctx.Conn().(*conn)
 		defer x.finish()
 		h := &ctx.Request.Header
-		if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
+		if refused := x.head.Parse(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
 			x.closeAfterResponse()
 			x.Error(BadHTTP, "", refused, 0)
 			return

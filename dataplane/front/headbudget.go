@@ -27,7 +27,7 @@ const shortReads = 2
 // shortReads reads. It returns false if the budget is exhausted. An incomplete head without
 // TLS waits in the pending-header queue instead.
 func (c *conn) countHead() bool {
-	if c.tlsConn == nil || c.scan.ended || c.headBudget.reads < shortReads || c.headBudget.room == headCounted {
+	if c.tlsConn == nil || c.scan.Ended || c.headBudget.reads < shortReads || c.headBudget.room == headCounted {
 		return true
 	}
 	if !c.srv.budget.Acquire(headBuffer(c.srv)) {

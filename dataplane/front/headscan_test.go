@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/http1"
 )
 
 // TestBareLineEndAtOnce sends heads with bare LFs and with bare CRs, in one write and piece by piece,
@@ -74,7 +75,7 @@ func TestBareLineEndAtOnce(t *testing.T) {
 						}
 					}
 					resp, body := c.readResponse()
-					if resp.StatusCode != 400 || !strings.Contains(body, bareEndMessage) || !resp.Close {
+					if resp.StatusCode != 400 || !strings.Contains(body, http1.BareEndMessage) || !resp.Close {
 						t.Errorf("TLS %v, %s, %s: %d %s", secure, name, when, resp.StatusCode, body)
 					}
 					c.expectClosed()

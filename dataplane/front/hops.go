@@ -56,7 +56,7 @@ func AppendPassedHops(dst []upstream.Field, x Exchange) []upstream.Field {
 // checkHops refuses a request that has passed this process before or too many routers; when
 // it refuses, it has answered and returns false.
 func (x *httpExchange) checkHops() bool {
-	passed := x.head.findAll(hopHeader)
+	passed := x.head.FindAll(hopHeader)
 	if passed == nil {
 		return true
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/ascii"
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
@@ -21,7 +22,7 @@ type httpExchange struct {
 	srv  *Server
 
 	c                *conn
-	head             requestHead
+	head             http1.Head
 	body             body
 	keepAlive        *keepAliveWriter // of a head that may be sent before the engine's; see MarkDispatched
 	drainWriter      *keepAliveWriter // of a drain that responded; guarded by Server.drainMu
@@ -84,7 +85,7 @@ func (x *httpExchange) Header(name string) []byte {
 	if v := x.overriddenHeader(name); v != nil {
 		return v
 	}
-	return x.head.find(name)
+	return x.head.Find(name)
 }
 
 // OverrideRequestHeader implements Exchange.
@@ -106,7 +107,7 @@ func (x *httpExchange) HeaderList(name string) []byte {
 	if v := x.overriddenHeader(name); v != nil {
 		return v
 	}
-	return x.head.findAll(name)
+	return x.head.FindAll(name)
 }
 
 // OnClientGone implements Exchange.
@@ -134,7 +135,7 @@ func (x *httpExchange) SendsComments() bool {
 
 // setRequestID uses the client's request id if it is valid, or makes one.
 func (x *httpExchange) setRequestID() {
-	if id := x.head.find("X-Request-Id"); validRequestID(id) {
+	if id := x.head.Find("X-Request-Id"); validRequestID(id) {
 		x.RequestID = string(id)
 		return
 	}
@@ -258,7 +259,7 @@ func (x *httpExchange) finish() {
 
 // connReusable reports whether the connection may serve another request.
 func (x *httpExchange) connReusable() bool {
-	return !x.closeConn && !x.panickedHandler && !x.head.close && x.body.atEOF && !x.srv.closeAfterResponse.Load() && !x.c.usesReservedFD
+	return !x.closeConn && !x.panickedHandler && !x.head.Close && x.body.atEOF && !x.srv.closeAfterResponse.Load() && !x.c.usesReservedFD
 }
 
 func (x *httpExchange) panicked(v any, stack []byte) {
@@ -287,7 +288,7 @@ func (x *httpExchange) reset() {
 	x.exchangeBase.reset()
 	x.c, x.streamHead, x.keepAlive, x.drainWriter = nil, nil, nil, nil
 	x.countedIP = netip.Addr{}
-	x.head.release()
+	x.head.Release()
 	x.closeConn, x.panickedHandler, x.awaitsContinue, x.keepHTTP10 = false, false, false, false
 	clear(x.requestOverrides)
 	x.requestOverrides = x.requestOverrides[:0]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"sluice/dataplane/http1"
 	"strings"
 
 	"github.com/valyala/fasthttp"
@@ -29,10 +30,10 @@ func parseErrorText(h *fasthttp.RequestHeader, err error) string {
 	case hasErrorPrefix(text, "missing required host header"): // the request may have no header lines at all
 		return "there must be exactly one Host header"
 	}
-	// The request line is valid. requestHead names the header line at fault.
+	// The request line is valid. http1.Head names the header line at fault.
 	if _, _, ofHead := strings.Cut(text, headErrorPrefix); ofHead {
-		var own requestHead
-		if refused := own.read([]byte("POST"), []byte("/"), http11Suffix, rejectedHead(h)); refused != "" {
+		var own http1.Head
+		if refused := own.Parse([]byte("POST"), []byte("/"), http11Suffix, rejectedHead(h)); refused != "" {
 			return refused
 		}
 	}

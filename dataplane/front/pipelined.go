@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/rawsocket"
 )
@@ -54,7 +55,7 @@ func (e *pipelineDetector) onRead(p []byte) {
 	e.read = true
 	if e.startedBuffered && int(e.prefixLen) < len(e.prefix) {
 		if e.prefixLen == 0 {
-			p = bytes.TrimLeft(p, lineEnds)
+			p = bytes.TrimLeft(p, http1.LineEnds)
 		}
 		e.prefixLen += uint8(copy(e.prefix[e.prefixLen:], p))
 	}
@@ -75,7 +76,9 @@ func (e *pipelineDetector) peekSocket(fd uintptr) {
 }
 
 // onBytes records input that arrived before the response was written.
-func (e *pipelineDetector) onBytes(p []byte) { e.found = e.found || len(bytes.Trim(p, lineEnds)) > 0 }
+func (e *pipelineDetector) onBytes(p []byte) {
+	e.found = e.found || len(bytes.Trim(p, http1.LineEnds)) > 0
+}
 
 // checkPipelined looks for pipelined bytes on the connection, without waiting.
 func (c *conn) checkPipelined() {
@@ -150,7 +153,7 @@ func rawRefusal(reason Reason, message, id string, lines ...string) []byte {
 	for _, line := range lines {
 		head = append(head, line...)
 	}
-	return append(append(head, lineEnds...), body...)
+	return append(append(head, http1.LineEnds...), body...)
 }
 
 // tlsTransport is the transport below a TLS connection. While conn.probing is set its Read does

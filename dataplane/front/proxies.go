@@ -166,13 +166,13 @@ func (x *httpExchange) resolveClientIP() {
 		return
 	}
 	chain := proxyproto.ForwardedChain{Trusted: p.Trusted}
-	for i := range x.head.lines {
-		l := &x.head.lines[i]
-		switch name := x.head.nameOf(l); {
+	for i := range x.head.Lines {
+		l := &x.head.Lines[i]
+		switch name := x.head.Name(l); {
 		case p.Forwarded == ForwardedX && ascii.EqualFold(name, string(ForwardedX)):
-			chain.AddXForwardedFor(x.head.valueOf(l))
+			chain.AddXForwardedFor(x.head.Value(l))
 		case p.Forwarded == ForwardedRFC && ascii.EqualFold(name, string(ForwardedRFC)):
-			chain.AddForwarded(x.head.valueOf(l))
+			chain.AddForwarded(x.head.Value(l))
 		}
 	}
 	if ip := chain.Client(); ip.IsValid() {

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 )
 
@@ -19,7 +20,7 @@ type readAhead struct {
 
 // isRequestStart reports whether a request may begin with b. If not, the server does not wait
 // for the rest of the head.
-func isRequestStart(b byte) bool { return isTokenByte(b) || b == '\r' || b == '\n' }
+func isRequestStart(b byte) bool { return http1.IsTokenByte(b) || b == '\r' || b == '\n' }
 
 // read copies unused bytes to p, and releases the buffer when none are left.
 func (a *readAhead) read(p []byte) int {

@@ -150,18 +150,18 @@ func (x *httpExchange) infer() {
 	if !x.admit() {
 		return
 	}
-	if !isJSON(x.head.find("Content-Type")) {
-		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+quotedForError(x.head.find("Content-Type")), 0)
+	if !isJSON(x.head.Find("Content-Type")) {
+		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+quotedForError(x.head.Find("Content-Type")), 0)
 		return
 	}
-	encoded, ok := compression.Parse(x.head.findAll("Content-Encoding"))
+	encoded, ok := compression.Parse(x.head.FindAll("Content-Encoding"))
 	if !ok {
 		x.SetHeader("Accept-Encoding", compression.Known) // RFC 7694
-		x.Error(WrongContentType, "", "Content-Encoding must be one of "+compression.Known+", identity, got "+quotedForError(x.head.findAll("Content-Encoding")), 0)
+		x.Error(WrongContentType, "", "Content-Encoding must be one of "+compression.Known+", identity, got "+quotedForError(x.head.FindAll("Content-Encoding")), 0)
 		return
 	}
 	if x.awaitsContinue {
-		if x.head.length > x.srv.options().MaxBodyBytes {
+		if x.head.Length > x.srv.options().MaxBodyBytes {
 			x.rejectTooLarge()
 		}
 		return

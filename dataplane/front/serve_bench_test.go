@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sluice/dataplane/http1"
 	"testing"
 	"time"
 
@@ -75,7 +76,7 @@ func BenchmarkServeShort(b *testing.B) {
 	}
 }
 
-// BenchmarkPlainFasthttp measures fasthttp alone, without requestHead and the body scan, and with
+// BenchmarkPlainFasthttp measures fasthttp alone, without http1.Head and the body scan, and with
 // its own reading of bodies.
 func BenchmarkPlainFasthttp(b *testing.B) {
 	for _, size := range []int{256, 32 << 10} {
@@ -121,10 +122,10 @@ func BenchmarkRequestHead(b *testing.B) {
 		"User-Agent: OpenAI/Python 1.99.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Async: false\r\nX-Stainless-Runtime: CPython\r\n" +
 		"Authorization: Bearer EMPTY\r\nContent-Type: application/json\r\nContent-Length: 1234\r\n\r\n")
 	method, target, protocol := []byte("POST"), []byte(chat), []byte("HTTP/1.1")
-	var h requestHead
+	var h http1.Head
 	b.ReportAllocs()
 	for range b.N {
-		if refused := h.read(method, target, protocol, raw); refused != "" {
+		if refused := h.Parse(method, target, protocol, raw); refused != "" {
 			b.Fatal(refused)
 		}
 	}

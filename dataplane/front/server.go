@@ -14,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/eventloop"
+	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/rawsocket"
@@ -270,22 +271,22 @@ func (s *Server) onHeadRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
 	normalizeExpect(h)
 	n := h.ContentLength()
-	if n != 0 && n != framingNone {
+	if n != 0 && n != http1.LengthNone {
 		live := s.options()
 		conf.ReadTimeout = min(live.BodyIdleTimeout, s.bodyTime(min(int64(max(n, 0)), live.MaxBodyBytes)))
 	}
-	if n == framingChunked && s.isChunked(h) {
+	if n == http1.LengthChunked && s.isChunked(h) {
 		h.SetContentLength(unknownLength)
 	}
 	return conf
 }
 
-// isChunked reports whether requestHead accepts the head and its body is chunked.
+// isChunked reports whether http1.Head accepts the head and its body is chunked.
 func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
 	x := s.fasthttpExchanges.Get()
-	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
-	chunked := refused == "" && x.head.length == framingChunked
-	x.head.release()
+	refused := x.head.Parse(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
+	chunked := refused == "" && x.head.Length == http1.LengthChunked
+	x.head.Release()
 	s.fasthttpExchanges.Put(x)
 	return chunked
 }
@@ -315,8 +316,8 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	case c != nil && c.headBudget.room == headRefused:
 		reason, message = BudgetExhausted, headMemoryMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(budgetRetry))
-	case c != nil && c.scan.bare:
-		message = bareEndMessage
+	case c != nil && c.scan.Bare:
+		message = http1.BareEndMessage
 	default:
 		message = parseErrorText(&ctx.Request.Header, err)
 	}

@@ -125,7 +125,7 @@ func (x *httpExchange) showModels() {
 // showModel answers GET /v1/models/{id} with the model's entry in the list of GET /v1/models. It
 // asks no engine, because not every engine has this page and none knows the models of others.
 func (x *httpExchange) showModel() {
-	name := string(x.head.path[len(modelsPrefix):])
+	name := string(x.head.Path[len(modelsPrefix):])
 	if decoded, err := url.PathUnescape(name); err == nil {
 		name = decoded // clients may or may not escape a slash
 	}

@@ -207,9 +207,9 @@ func (x *httpExchange) composeHead(st *stream) {
 		st.head = append(st.head, "Content-Length: "...)
 		st.head = strconv.AppendInt(st.head, resp.ContentLength, 10)
 		st.head = append(st.head, "\r\n"...)
-	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
+	case resp.ContentLength == upstream.LengthChunked && x.head.HTTP11:
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
-	case x.head.http11:
+	case x.head.HTTP11:
 		// A body that ends with the engine's connection gets chunk framing. Thus the client
 		// can recognise a truncated body, and can keep its own connection.
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
@@ -220,11 +220,11 @@ func (x *httpExchange) composeHead(st *stream) {
 		st.unchunk = resp.ContentLength == upstream.LengthChunked
 		st.keep, st.untilClose = false, true
 	}
-	st.keep = st.keep && (x.head.http11 || x.keepHTTP10)
+	st.keep = st.keep && (x.head.HTTP11 || x.keepHTTP10)
 	switch {
 	case !st.keep:
 		st.head = append(st.head, "Connection: close\r\n"...)
-	case !x.head.http11:
+	case !x.head.HTTP11:
 		st.head = append(st.head, "Connection: keep-alive\r\n"...)
 	}
 	st.head = append(st.head, "\r\n"...)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/http1"
 )
 
 // targets is a corpus of request targets with the path of each; "" for one that is refused.
@@ -87,9 +88,9 @@ var targets = map[string]string{
 
 // targetPath reads a request head with this target.
 func targetPath(method, target string) (path, refused string) {
-	var h requestHead
-	refused = h.read([]byte(method), []byte(target), []byte("HTTP/1.1"), []byte("Host: a\r\n\r\n"))
-	return string(h.path), refused
+	var h http1.Head
+	refused = h.Parse([]byte(method), []byte(target), []byte("HTTP/1.1"), []byte("Host: a\r\n\r\n"))
+	return string(h.Path), refused
 }
 
 func TestTargetPath(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"sluice/dataplane/http1"
 	"time"
 )
 
@@ -38,7 +39,7 @@ func (c *conn) handshake() error {
 		return c.tlsConn.SetReadDeadline(c.readDeadline.time())
 	}
 	var header tls.RecordHeaderError
-	if errors.As(err, &header) && header.Conn != nil && isTokenByte(header.RecordHeader[0]) {
+	if errors.As(err, &header) && header.Conn != nil && http1.IsTokenByte(header.RecordHeader[0]) {
 		c.needsLinger = true
 		_, _ = io.WriteString(header.Conn, plaintextHint)
 	}

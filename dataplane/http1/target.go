@@ -1,4 +1,4 @@
-package front
+package http1
 
 import (
 	"bytes"

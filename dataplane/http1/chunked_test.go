@@ -1,4 +1,4 @@
-package front
+package http1
 
 import (
 	"bufio"
@@ -16,9 +16,9 @@ import (
 // readChunked reads a body of at most limit bytes that comes from src in pieces of at most
 // size bytes.
 func readChunked(src io.Reader, limit int64, size int) (body []byte, err error) {
-	var c chunkedReader
-	c.reset(src, 16<<10)
-	c.limit = limit
+	var c ChunkedReader
+	c.Reset(src, 16<<10)
+	c.Limit = limit
 	p := make([]byte, size)
 	for {
 		n, err := c.Read(p)
@@ -115,9 +115,9 @@ func TestChunkedReader(t *testing.T) {
 		{"5\r\nhello\r0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "\r0"`},
 		{"4\r\nhello\r\n0\r\n\r\n", "hell", `the 4 bytes of a chunk must be followed by CRLF, got "o"`},
 		{"6\r\nhello\r\n0\r\n\r\n", "hello\r", `the 6 bytes of a chunk must be followed by CRLF, got "\n"`},
-		{"10001\r\n", "", errBodyTooLarge.Error()},
-		{"fffffffffffffff\r\n", "", errBodyTooLarge.Error()},
-		{"5\r\nhello\r\nfffc\r\n", "hello", errBodyTooLarge.Error()},
+		{"10001\r\n", "", ErrBodyTooLarge.Error()},
+		{"fffffffffffffff\r\n", "", ErrBodyTooLarge.Error()},
+		{"5\r\nhello\r\nfffc\r\n", "hello", ErrBodyTooLarge.Error()},
 		{strings.Repeat("1;"+long[:200]+"\r\nx\r\n", 100), strings.Repeat("x", 83), errFraming.Error()},
 		{strings.Repeat("00000000000001\r\nx\r\n", 4000), strings.Repeat("x", 1820), errFraming.Error()},
 		{"0\r\n\n", "", lines},
@@ -145,8 +145,8 @@ func TestChunkedReader(t *testing.T) {
 			"in halves":    iotest.HalfReader,
 			"with its end": iotest.DataErrReader,
 		} {
-			if name == "with its end" && k.fails == errBodyTooLarge.Error() {
-				continue // errBodyTooLarge is not final
+			if name == "with its end" && k.fails == ErrBodyTooLarge.Error() {
+				continue // ErrBodyTooLarge is not final
 			}
 			for _, size := range []int{1, 3, 128 << 10} {
 				raw := k.raw
@@ -184,19 +184,19 @@ func TestChunkedReaderSplitAnywhere(t *testing.T) {
 	}
 }
 
-// After errBodyTooLarge the caller can raise the limit and discard the rest of the body.
+// After ErrBodyTooLarge the caller can raise the limit and discard the rest of the body.
 func TestChunkedReaderContinuesAfterError(t *testing.T) {
-	var c chunkedReader
-	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
+	var c ChunkedReader
+	c.Reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
 	p := make([]byte, 10)
-	if n, err := c.Read(p); n != 0 || err != errBodyTooLarge {
+	if n, err := c.Read(p); n != 0 || err != ErrBodyTooLarge {
 		t.Fatalf("%d, %v", n, err)
 	}
-	c.limit = 4
-	if n, err := c.Read(p); string(p[:n]) != "ab" || err != errBodyTooLarge {
+	c.Limit = 4
+	if n, err := c.Read(p); string(p[:n]) != "ab" || err != ErrBodyTooLarge {
 		t.Fatalf("%q, %v", p[:n], err)
 	}
-	c.limit = 5
+	c.Limit = 5
 	if n, err := c.Read(p); string(p[:n]) != "cde" || err != io.EOF {
 		t.Fatalf("%q, %v", p[:n], err)
 	}
@@ -205,9 +205,9 @@ func TestChunkedReaderContinuesAfterError(t *testing.T) {
 // A body that just fits into the buffer ends with io.EOF in the same read, so that the caller
 // does not enlarge the buffer.
 func TestChunkedReaderEndsWithItsBody(t *testing.T) {
-	var c chunkedReader
-	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
-	c.limit = chunkLimit
+	var c ChunkedReader
+	c.Reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
+	c.Limit = chunkLimit
 	if n, err := c.Read(make([]byte, 5)); n != 5 || err != io.EOF {
 		t.Fatalf("%d, %v", n, err)
 	}
@@ -242,7 +242,7 @@ func latin1(raw []byte) string {
 	return string(runes)
 }
 
-// modelChunked is a reference implementation of chunkedReader for a body in memory. ok reports
+// modelChunked is a reference implementation of ChunkedReader for a body in memory. ok reports
 // whether the body is complete and valid.
 func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	over, count := 0, 0
@@ -280,7 +280,7 @@ func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	return body, raw, len(all)-len(raw) <= most
 }
 
-// FuzzChunked compares chunkedReader with the reference implementation, for input in pieces of
+// FuzzChunked compares ChunkedReader with the reference implementation, for input in pieces of
 // any size, and with net/http. It also checks that no byte behind the body is read.
 func FuzzChunked(f *testing.F) {
 	for _, raw := range []string{
@@ -295,9 +295,9 @@ func FuzzChunked(f *testing.F) {
 		const limit, most = 4 << 10, 1 << 10
 		at := min(int(cut), len(raw))
 		behind := bytes.NewReader(raw[at:])
-		var c chunkedReader
-		c.reset(io.MultiReader(bytes.NewReader(raw[:at]), behind), most)
-		c.limit = limit
+		var c ChunkedReader
+		c.Reset(io.MultiReader(bytes.NewReader(raw[:at]), behind), most)
+		c.Limit = limit
 		var body []byte
 		var err error
 		for p := make([]byte, 1+int(size)); err == nil; {

@@ -1,4 +1,4 @@
-package front
+package http1
 
 import (
 	"strings"
@@ -12,10 +12,10 @@ func FuzzBareEndScanner(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, at int) {
 		at = max(0, min(at, len(raw)))
-		var s bareEndScanner
-		s.scan(raw[:at])
-		s.scan(raw[at:])
-		head, begin := string(raw), len(raw)-len(strings.TrimLeft(string(raw), lineEnds))
+		var s BareEndScanner
+		s.Scan(raw[:at])
+		s.Scan(raw[at:])
+		head, begin := string(raw), len(raw)-len(strings.TrimLeft(string(raw), LineEnds))
 		if end := strings.Index(head[begin:], "\r\n\r\n"); end >= 0 {
 			head = head[:begin+end+4]
 		}
@@ -25,10 +25,10 @@ func FuzzBareEndScanner(f *testing.F) {
 				want = true
 			}
 		}
-		if s.bare != want {
-			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.bare, want)
+		if s.Bare != want {
+			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.Bare, want)
 		}
-		if len(head) == len(raw) && !strings.HasSuffix(head[begin:], "\r\n\r\n") && (hasBareEnd(raw[:at], 0) || hasBareEnd(raw, at)) != want {
+		if len(head) == len(raw) && !strings.HasSuffix(head[begin:], "\r\n\r\n") && (HasBareEnd(raw[:at], 0) || HasBareEnd(raw, at)) != want {
 			t.Errorf("%q cut at %d: hasBareEnd is %v", raw, at, !want)
 		}
 	})

@@ -1,4 +1,4 @@
-package front
+package http1
 
 import (
 	"bytes"
@@ -7,86 +7,90 @@ import (
 	"sluice/dataplane/ascii"
 )
 
-// Values of requestHead.length that are not a Content-Length.
+// Values of Head.Length that are not a Content-Length.
 const (
-	framingNone    = -2
-	framingChunked = -1
+	LengthNone    = -2
+	LengthChunked = -1
 )
 
-// headerLine is a header line, as offsets in requestHead.raw.
-type headerLine struct {
+// Line is a header line, as offsets in Head.raw.
+type Line struct {
 	name, nameEnd, value, valueEnd uint32
 }
 
-// requestHead is a parsed request head. Both paths use this parser: fasthttp's own is too lenient
-// to decide where a request ends (Content-Length with Transfer-Encoding, obs-fold, HTTP/9.9).
-// requestHead keeps header names as the client wrote them. It borrows raw.
-type requestHead struct {
+// Head is a parsed request head. Package front also reads with it the requests that fasthttp has
+// read, because fasthttp's own parser is too lenient to decide where a request ends (Content-Length
+// with Transfer-Encoding, obs-fold, HTTP/9.9). Head keeps header names as the client wrote them. It
+// borrows the bytes that Parse was given.
+type Head struct {
 	raw          []byte
-	path         []byte // the path of the request target, without the query
-	lines        []headerLine
-	length       int64 // framingNone, framingChunked or a Content-Length
-	http11       bool
-	close        bool        // Connection has the option close
+	Path         []byte // the path of the request target, without the query
+	Lines        []Line
+	Length       int64 // LengthNone, LengthChunked or a Content-Length
+	HTTP11       bool
+	Close        bool        // Connection has the option close
 	hasNominated bool        // Connection names header lines that are hop-by-hop
-	hasExpect    bool        // there is an Expect line
+	HasExpect    bool        // there is an Expect line
 	options      [][2]uint32 // the names in Connection, as offsets in raw
 }
 
-func (h *requestHead) nameOf(l *headerLine) []byte  { return h.raw[l.name:l.nameEnd] }
-func (h *requestHead) valueOf(l *headerLine) []byte { return h.raw[l.value:l.valueEnd] }
+// Name returns the name of a header line, borrowed.
+func (h *Head) Name(l *Line) []byte { return h.raw[l.name:l.nameEnd] }
 
-// release drops what h borrows. Header lines are no longer found.
-func (h *requestHead) release() {
-	h.raw, h.path, h.lines, h.options = nil, nil, h.lines[:0], h.options[:0]
+// Value returns the value of a header line without surrounding white space, borrowed.
+func (h *Head) Value(l *Line) []byte { return h.raw[l.value:l.valueEnd] }
+
+// Release drops what h borrows. Header lines are no longer found.
+func (h *Head) Release() {
+	h.raw, h.Path, h.Lines, h.options = nil, nil, h.Lines[:0], h.options[:0]
 }
 
-// find returns the value of the first header line with a name, nil if there is none. It borrows
+// Find returns the value of the first header line with a name, nil if there is none. It borrows
 // raw.
-func (h *requestHead) find(name string) []byte {
-	for i := range h.lines {
-		if l := &h.lines[i]; ascii.EqualFold(h.nameOf(l), name) {
+func (h *Head) Find(name string) []byte {
+	for i := range h.Lines {
+		if l := &h.Lines[i]; ascii.EqualFold(h.Name(l), name) {
 			return h.raw[l.value:l.valueEnd:l.valueEnd]
 		}
 	}
 	return nil
 }
 
-// findAll returns the values of all header lines with a name, joined by commas, nil if there are
+// FindAll returns the values of all header lines with a name, joined by commas, nil if there are
 // none. A single value borrows raw.
-func (h *requestHead) findAll(name string) (all []byte) {
-	for i := range h.lines {
-		l := &h.lines[i]
+func (h *Head) FindAll(name string) (all []byte) {
+	for i := range h.Lines {
+		l := &h.Lines[i]
 		switch {
-		case !ascii.EqualFold(h.nameOf(l), name):
+		case !ascii.EqualFold(h.Name(l), name):
 		case all == nil:
 			all = h.raw[l.value:l.valueEnd:l.valueEnd]
 		default: // append allocates, because all has no spare capacity; raw stays unchanged
-			all = append(append(all, ','), h.valueOf(l)...)
+			all = append(append(all, ','), h.Value(l)...)
 		}
 	}
 	return all
 }
 
-// read parses a head: method, target and protocol as in the request line, and raw from the first
+// Parse parses a head: method, target and protocol as in the request line, and raw from the first
 // header line to the empty line, inclusive. It returns "" if it accepts the head, otherwise an
 // error message for the client. After an error the connection cannot serve another request,
 // because the end of this one is unknown.
-func (h *requestHead) read(method, target, protocol, raw []byte) (refused string) {
-	h.raw, h.lines, h.options = raw, h.lines[:0], h.options[:0]
-	h.length, h.close, h.hasNominated, h.hasExpect = framingNone, false, false, false
+func (h *Head) Parse(method, target, protocol, raw []byte) (refused string) {
+	h.raw, h.Lines, h.options = raw, h.Lines[:0], h.options[:0]
+	h.Length, h.Close, h.hasNominated, h.HasExpect = LengthNone, false, false, false
 	switch {
 	case bytes.Equal(protocol, []byte("HTTP/1.1")):
-		h.http11 = true
+		h.HTTP11 = true
 	case bytes.Equal(protocol, []byte("HTTP/1.0")):
-		h.http11 = false
+		h.HTTP11 = false
 	default:
 		return "the protocol must be HTTP/1.1 or HTTP/1.0"
 	}
 	if !isToken(method) {
 		return "the method must be a token such as GET or POST"
 	}
-	if h.path, refused = pathOf(method, target); refused != "" {
+	if h.Path, refused = pathOf(method, target); refused != "" {
 		return refused
 	}
 	if refused = h.splitLines(); refused != "" {
@@ -101,7 +105,7 @@ const maxLines = 256
 
 // splitLines splits raw into header lines. Each must be a name, a colon and a value, and end with
 // CRLF; folded lines are refused.
-func (h *requestHead) splitLines() string {
+func (h *Head) splitLines() string {
 	raw := h.raw
 	if len(raw) > math.MaxInt32 {
 		return "the head is too large"
@@ -110,7 +114,7 @@ func (h *requestHead) splitLines() string {
 	for at < len(raw) {
 		eol := bytes.IndexByte(raw[at:], '\n')
 		if eol < 1 || raw[at+eol-1] != '\r' {
-			return bareEndMessage
+			return BareEndMessage
 		}
 		text := raw[at : at+eol-1]
 		if len(text) == 0 {
@@ -119,7 +123,7 @@ func (h *requestHead) splitLines() string {
 			}
 			return ""
 		}
-		if len(h.lines) == maxLines {
+		if len(h.Lines) == maxLines {
 			return "the head has more than 256 header lines"
 		}
 		if text[0] == ' ' || text[0] == '\t' {
@@ -144,7 +148,7 @@ func (h *requestHead) splitLines() string {
 				return "the value of header " + string(text[:min(colon, 80)]) + " holds a control character"
 			}
 		}
-		h.lines = append(h.lines, headerLine{uint32(at), uint32(at + colon), uint32(at + value), uint32(at + end)})
+		h.Lines = append(h.Lines, Line{uint32(at), uint32(at + colon), uint32(at + value), uint32(at + end)})
 		at += eol + 1
 	}
 	if len(raw) != 0 {
@@ -155,11 +159,11 @@ func (h *requestHead) splitLines() string {
 
 // checkFraming checks the lines about framing, host and content type, and sets the length and the
 // connection options.
-func (h *requestHead) checkFraming() string {
+func (h *Head) checkFraming() string {
 	var hosts, lengths, encodings, types int
-	for i := range h.lines {
-		l := &h.lines[i]
-		name, value := h.nameOf(l), h.valueOf(l)
+	for i := range h.Lines {
+		l := &h.Lines[i]
+		name, value := h.Name(l), h.Value(l)
 		switch len(name) {
 		case len("Host"):
 			if ascii.EqualFold(name, "Host") {
@@ -179,7 +183,7 @@ func (h *requestHead) checkFraming() string {
 				if !ok {
 					return "Content-Length must be one number of decimal digits"
 				}
-				h.length = n
+				h.Length = n
 			}
 		case len("Transfer-Encoding"):
 			if ascii.EqualFold(name, "Transfer-Encoding") {
@@ -189,7 +193,7 @@ func (h *requestHead) checkFraming() string {
 				}
 			}
 		case len("Expect"):
-			h.hasExpect = h.hasExpect || ascii.EqualFold(name, "Expect")
+			h.HasExpect = h.HasExpect || ascii.EqualFold(name, "Expect")
 		case len("Connection"):
 			if ascii.EqualFold(name, "Connection") && !h.addConnectionOptions(l) {
 				return "the Connection header must name at most 32 other headers"
@@ -197,7 +201,7 @@ func (h *requestHead) checkFraming() string {
 		}
 	}
 	switch {
-	case hosts > 1 || hosts == 0 && h.http11:
+	case hosts > 1 || hosts == 0 && h.HTTP11:
 		return "there must be exactly one Host header"
 	case lengths > 1:
 		return "there must be at most one Content-Length header"
@@ -207,10 +211,10 @@ func (h *requestHead) checkFraming() string {
 		return "there must be at most one Transfer-Encoding header"
 	case encodings == 1 && lengths == 1:
 		return "Content-Length and Transfer-Encoding must not come together"
-	case encodings == 1 && !h.http11:
+	case encodings == 1 && !h.HTTP11:
 		return "Transfer-Encoding needs HTTP/1.1"
 	case encodings == 1:
-		h.length = framingChunked
+		h.Length = LengthChunked
 	}
 	return ""
 }
@@ -221,7 +225,7 @@ const maxConnectionOptions = 32
 
 // addConnectionOptions adds the options of a Connection line. It returns false if there are too
 // many.
-func (h *requestHead) addConnectionOptions(l *headerLine) bool {
+func (h *Head) addConnectionOptions(l *Line) bool {
 	for at := l.value; at < l.valueEnd; {
 		end := at
 		for end < l.valueEnd && h.raw[end] != ',' {
@@ -237,7 +241,7 @@ func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 		switch option := h.raw[from:to]; {
 		case len(option) == 0, ascii.EqualFold(option, "keep-alive"):
 		case ascii.EqualFold(option, "close"):
-			h.close = true
+			h.Close = true
 		case len(h.options) == maxConnectionOptions:
 			return false
 		default:
@@ -249,8 +253,8 @@ func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 	return true
 }
 
-// isOption reports whether Connection names this header, so that it is hop-by-hop.
-func (h *requestHead) isOption(name []byte) bool {
+// IsOption reports whether Connection names this header, so that it is hop-by-hop.
+func (h *Head) IsOption(name []byte) bool {
 	if !h.hasNominated {
 		return false
 	}
@@ -295,8 +299,8 @@ func byteSet(more string) (set [256]bool) {
 	return set
 }
 
-// isTokenByte reports whether b may occur in a token, such as a method or a header name.
-func isTokenByte(b byte) bool { return tokenByte[b] }
+// IsTokenByte reports whether b may occur in a token, such as a method or a header name.
+func IsTokenByte(b byte) bool { return tokenByte[b] }
 
 func isToken(b []byte) bool {
 	for _, c := range b {

@@ -1,4 +1,4 @@
-package front
+package http1
 
 import (
 	"errors"
@@ -25,17 +25,17 @@ const (
 	maxTrailerName = 80
 )
 
-// chunkedReader reads the payload of a request body with transfer coding chunked (RFC 9112,
+// ChunkedReader reads the payload of a request body with transfer coding chunked (RFC 9112,
 // 7.1). It accepts only CRLF as a line end, and never reads a byte of src behind the body.
 // Thus the server and a proxy in front agree on where the body ends, and the connection can
 // serve another request.
 //
-// chunkedReader is stricter than upstream.Chunks, which passes on what engines send: it accepts
+// ChunkedReader is stricter than upstream.Chunks, which passes on what engines send: it accepts
 // no white space behind a size. Its errors are meant for the client and quote a few bytes of
 // its input.
-type chunkedReader struct {
-	src          io.Reader
-	limit        int64 // of the payload
+type ChunkedReader struct {
+	Src          io.Reader
+	Limit        int64 // of the payload
 	maxTrailers  int64 // of all trailers
 	read         int64 // payload bytes that Read has returned
 	chunks       int64 // chunks that have begun
@@ -45,11 +45,11 @@ type chunkedReader struct {
 	lineBytes    int64 // digits of the current size, bytes of the current extension, or bytes of all trailers
 	nameLen      int   // of name
 	state        chunkState
-	buffered     [5]byte              // read from src
+	buffered     [5]byte              // Parse from src
 	name         [maxTrailerName]byte // name of the current trailer, or digits of the current size
 }
 
-// chunkState is the position of a chunkedReader in the framing.
+// chunkState is the position of a ChunkedReader in the framing.
 type chunkState uint8
 
 const (
@@ -83,24 +83,24 @@ var minFraming = [...]int{
 }
 
 var (
-	errBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
+	ErrBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
 	errFraming      = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
 		"8 bytes for each and the body itself")
 	errTrailers = errors.New("its trailers are not well-formed header lines: " +
 		"each must be a name, a colon and a value without control characters, and end with CRLF")
 )
 
-// reset prepares c for a body from src whose trailers have at most maxTrailers bytes in all.
-func (c *chunkedReader) reset(src io.Reader, maxTrailers int64) {
-	c.src, c.maxTrailers = src, maxTrailers
+// Reset prepares c for a body from src whose trailers have at most maxTrailers bytes in all.
+func (c *ChunkedReader) Reset(src io.Reader, maxTrailers int64) {
+	c.Src, c.maxTrailers = src, maxTrailers
 	c.read, c.chunks, c.framingBytes, c.remaining, c.lineBytes, c.state = 0, 0, 0, 0, 0, chunkSize
 }
 
 // Read fills p, or returns the rest of the body with io.EOF. It also reads the framing behind
 // the last byte of p, so that a body that just fits into p ends with io.EOF. After
-// errBodyTooLarge it has read nothing of the chunk that is too large, and the caller may raise
+// ErrBodyTooLarge it has read nothing of the chunk that is too large, and the caller may raise
 // the limit and go on. All other errors are final.
-func (c *chunkedReader) Read(p []byte) (n int, err error) {
+func (c *ChunkedReader) Read(p []byte) (n int, err error) {
 	for {
 		var got int
 		switch c.state {
@@ -108,19 +108,19 @@ func (c *chunkedReader) Read(p []byte) (n int, err error) {
 			return n, io.EOF
 		case chunkData:
 			switch {
-			case c.remaining > c.limit-c.read:
-				return n, errBodyTooLarge
+			case c.remaining > c.Limit-c.read:
+				return n, ErrBodyTooLarge
 			case n == len(p):
 				return n, nil
 			}
-			got, err = c.src.Read(p[n:min(int64(len(p)), int64(n)+c.remaining)])
+			got, err = c.Src.Read(p[n:min(int64(len(p)), int64(n)+c.remaining)])
 			n += got
 			c.read += int64(got)
 			if c.remaining -= int64(got); c.remaining == 0 {
 				c.state = chunkDataCR
 			}
 		default:
-			got, err = c.src.Read(c.buffered[:minFraming[c.state]])
+			got, err = c.Src.Read(c.buffered[:minFraming[c.state]])
 			if failed := c.parseFraming(c.buffered[:got]); failed != nil {
 				return n, failed
 			}
@@ -136,7 +136,7 @@ func (c *chunkedReader) Read(p []byte) (n int, err error) {
 }
 
 // parseFraming parses framing bytes, and changes the state with each of them.
-func (c *chunkedReader) parseFraming(p []byte) error {
+func (c *ChunkedReader) parseFraming(p []byte) error {
 	for _, b := range p {
 		if c.state < trailerStart {
 			c.framingBytes++
@@ -199,7 +199,7 @@ func (c *chunkedReader) parseFraming(p []byte) error {
 
 // parseTrailer parses a byte behind the last chunk. The router forwards no trailers. It refuses
 // malformed ones, and fields that another reader might treat as a part of the head.
-func (c *chunkedReader) parseTrailer(b byte) error {
+func (c *ChunkedReader) parseTrailer(b byte) error {
 	if c.lineBytes++; c.lineBytes > c.maxTrailers {
 		return fmt.Errorf("its trailers are larger than %d bytes", c.maxTrailers)
 	}
