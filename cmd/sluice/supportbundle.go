@@ -293,7 +293,7 @@ func recentLog(ctx context.Context, path string, pid int) ([]byte, error) {
 	journal.WaitDelay = time.Second
 	text, err := journal.Output()
 	if err != nil || len(bytes.TrimSpace(text)) == 0 || bytes.HasPrefix(text, []byte("-- No entries")) {
-		return nil, fmt.Errorf("the router's standard error is no file and the journal has no lines of process %d; --log FILE names the log", pid)
+		return nil, fmt.Errorf("the router's standard error is not a file and the journal has no lines of process %d; --log FILE names the log", pid)
 	}
 	return text[max(0, len(text)-maxBundleLog):], nil
 }

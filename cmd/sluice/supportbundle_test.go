@@ -123,7 +123,7 @@ func TestSupportBundleHasNoSecret(t *testing.T) {
 			t.Errorf("%s is not in what is printed:\n%s", name, out)
 		}
 		if strings.HasSuffix(name, ".json") && !json.Valid([]byte(text)) {
-			t.Errorf("%s is no JSON: %.300s", name, text)
+			t.Errorf("%s is not JSON: %.300s", name, text)
 		}
 	}
 	if strings.Contains(out, "missing") {

@@ -195,5 +195,5 @@ func (r *Rank) triggerFault(s *Seq) bool {
 // truncatedAnswerBytes is the length of a whole response that a fault truncates.
 const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
 
-// GarbageBody is a response that is no JSON.
+// GarbageBody is a response that is not JSON.
 const GarbageBody = `{"id": "garbage", "choices": [{{{`

@@ -156,7 +156,7 @@ func (rs *rooms) ready(x *room) {
 	rs.rank.Queue(s)
 }
 
-// leave removes a prefill's request from its room. Its decode is not told.
+// leave removes a prefill's request from its room. Its decode is not notified.
 func (rs *rooms) leave(id int64, s *core.Seq) {
 	if x := rs.open[id]; x != nil && x.seq == s {
 		x.timer.Stop()
