@@ -40,10 +40,18 @@ demo: build ## run the demo: simulated engines, the router, traffic, a page (DEM
 	$(BIN) demo $(if $(DEMO_SECONDS),--duration $(DEMO_SECONDS)s)
 
 .PHONY: check
-check: build ## before a commit: build, lint, and unit tests without installed extras
+check: build ## before a commit: build, lint, and short unit tests of what has changed since the last check
+	@$(MAKE) --no-print-directory -j 2 --output-sync=line check-lint check-tests
+
+.PHONY: check-lint
+check-lint:
 	@scripts/lint.sh
-	go test -short -shuffle=on $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
-	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|FreeStandingSleeps)$$' ./cmd/sluice
+
+# Without -shuffle, go test does not run again what has not changed. `make test` shuffles.
+.PHONY: check-tests
+check-tests:
+	go test -short $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
+	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc)$$' ./cmd/sluice
 
 .PHONY: test
 test: ## set up everything; native, lint, unit, system and race tests, and the demo (12 minutes)

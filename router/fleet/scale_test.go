@@ -340,13 +340,16 @@ func TestCPUOfManyWorkers(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector's time is measured")
 	}
+	if testing.Short() {
+		t.Skip("measures for a quarter of a minute")
+	}
 	type kind struct {
 		workers int
 		page    string
 		busy    bool
 		most    float64 // percent of a core
 	}
-	// The short version leaves a machine that is busy otherwise its slack: 3 before.
+	// Without SLUICE_SOAK it leaves a machine that is busy otherwise its slack: 3 before.
 	span, kinds := 2*time.Second, []kind{{256, "", false, 2}}
 	if os.Getenv("SLUICE_SOAK") != "" {
 		span, kinds = 10*time.Second, []kind{{64, "", false, 1}, {256, "", false, 1}, {1000, "", false, 1}, {1000, "large", false, 0}, {64, "", true, 3}, {256, "", true, 3}, {1000, "", true, 3}, {1000, "large", true, 0}}

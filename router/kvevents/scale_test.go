@@ -30,6 +30,9 @@ import (
 // SLUICE_SOAK=1 takes the fleet at its full size and compares the rates; else it is a small
 // one, whose threads and descriptors are bounded alike.
 func TestFeedsOfAFleet(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures for a quarter of a minute")
+	}
 	loads := []fleetLoad{{feeds: 100, rate: 5}, {feeds: 100, rate: 20}, {feeds: 10, rate: 200}}
 	lasts, windows := time.Second, 3
 	if os.Getenv("SLUICE_SOAK") == "1" {
