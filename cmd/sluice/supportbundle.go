@@ -30,7 +30,7 @@ import (
 const supportBundleLong = `Writes an archive for a report about a running router: versions, the output of sluice doctor, the
 configuration with secrets masked, health, workers, discovery, transfers, figures, metrics, the
 latest requests with their explain records, all goroutines, a heap profile, and the end of the log
-if it can be read. It prints what the archive contains; look at it before you pass it on.
+if it can be read. It prints what the archive contains; review it before you share it.
 
 The archive contains no tokens, API keys or prompts. It contains addresses, names of workers, models
 and keys, and the ids of requests. The log is read from --log, from the file to which the router's
