@@ -158,6 +158,10 @@ packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into
 packages-test: packages ## check the units, and install, upgrade, remove and purge the .deb in a Debian root
 	@scripts/packages-test.sh
 
+.PHONY: observability-test
+observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
+	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin build

@@ -140,7 +140,7 @@ def check_commands(path):
 
 
 def main():
-    for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/*.md", root_dir=ROOT)):
+    for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)):
         check_links(path)
         check_commands(path)
         check_sources(path)

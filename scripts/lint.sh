@@ -14,5 +14,6 @@ CGO_ENABLED=0 go vet ./nixl/... ./native/...
 go vet -tags purego ./dataplane/jsonscan # without the assembly, as on other processors
 go tool staticcheck ./...
 scripts/check_docs.py
+scripts/dashboards.py --check
 scripts/notice.py --check
 echo "lint: no findings"

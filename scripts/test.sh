@@ -29,6 +29,7 @@ if [ "${1:-}" = --tools ]; then
   step 'FastAPI server' scripts/fastapi-test.sh
   browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
   step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
+  step 'observability' make --no-print-directory observability-test
   step 'packages' make --no-print-directory packages-test
   printf '\nall steps passed in %ss\n' "$SECONDS"
   exit

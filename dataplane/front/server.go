@@ -147,6 +147,9 @@ func (s *Server) Change(opt Options) error {
 // BodyBytes returns the memory that counts against BodyBudgetBytes now.
 func (s *Server) BodyBytes() int64 { return s.budget.Used() }
 
+// BodyLimit returns BodyBudgetBytes.
+func (s *Server) BodyLimit() int64 { return s.budget.Limit() }
+
 // Serve accepts connections on ln until Shutdown or Retire; then it returns nil. It fails if it
 // is called twice or ln fails.
 func (s *Server) Serve(ln net.Listener) error {

@@ -53,4 +53,5 @@ func (r *Router) exposeMetrics() {
 		}
 	}
 	r.metrics.GaugeFunc(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
+	r.metrics.GaugeFunc(func() float64 { return float64(r.front.BodyLimit()) }, "sluice_memory_budget_limit_bytes")
 }

@@ -135,6 +135,7 @@ var Catalog = []Family{
 	{"sluice_api_key_tokens_total", "counter", "key", "Prompt and output tokens charged to an API key."},
 	{"sluice_certificate_expiry_timestamp_seconds", "gauge", "", "Unix time at which the certificate of the client listener expires; absent without TLS."},
 	{"sluice_memory_budget_used_bytes", "gauge", "", "Memory counted against limits.memory_budget now."},
+	{"sluice_memory_budget_limit_bytes", "gauge", "", "limits.memory_budget."},
 	{"sluice_recording_entries_total", "counter", "", "Entries written to recordings (recording.dir, sluice record)."},
 	{"sluice_recording_dropped_total", "counter", "", "Entries not recorded because the queue was full; the recording contains their number too."},
 	{"sluice_recording_bytes_total", "counter", "", "Compressed bytes written to recordings."},
