@@ -54,11 +54,7 @@ func runCheck(flags *config.Flags, probe bool, timeout time.Duration, stdout, st
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	fmt.Fprint(stdout, cfg.Describe())
-	h := cfg.Health
-	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
-	fmt.Fprintf(stdout, "\na dead worker with requests is removed from the choice within %s; one without, within %s\n",
-		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
+	// Errors only: a page about a configuration that cannot start would look as if it could.
 	faults := app.CheckStart(cfg)
 	if len(faults) > 0 {
 		for _, err := range faults {
@@ -66,6 +62,11 @@ func runCheck(flags *config.Flags, probe bool, timeout time.Duration, stdout, st
 		}
 		return 1
 	}
+	fmt.Fprint(stdout, cfg.Describe())
+	h := cfg.Health
+	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
+	fmt.Fprintf(stdout, "\na dead worker with requests is removed from the choice within %s; one without, within %s\n",
+		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
 	if !probe {
 		return 0
 	}

@@ -63,10 +63,10 @@ func TestCheck(t *testing.T) {
 			"  FAULT prefill-0 at " + none.URL + "\n        it gives no handle for a hand-over: ", "1 of the engines' servers"},
 		{"a family without a handle", []string{"--probe", "--pd", "storage", "--prefill", none.URL, "--decode", d.URL()}, 0, "", ""},
 		{"help", []string{"--help"}, 0, "bootstrap_port=", ""},
-		{"no certificate", []string{"--config", noCert}, 1, "with TLS\n", `sluice check: tls: certs: cannot stat "`},
-		{"no certificate for engines", []string{"--config", good, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls: certs: cannot use"},
-		{"none to register by", []string{"--config", noRegister}, 1, "", "registration.tls_cert: certs: cannot stat"},
-		{"and another fault", []string{"--config", noCert, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls: certs: cannot use"},
+		{"no certificate", []string{"--config", noCert}, 1, "", "sluice check: " + noCert + ":1:13: tls.cert: certs: cannot stat \""},
+		{"no certificate for engines", []string{"--config", good, "--set", "engine_tls.ca=" + good}, 1, "", "--set: engine_tls.ca: certs: cannot use"},
+		{"none to register by", []string{"--config", noRegister}, 1, "", "noregister.yaml:1:74: registration.tls_cert: certs: cannot stat"},
+		{"and another fault", []string{"--config", noCert, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls.ca: certs: cannot use"},
 		{"too deep", []string{"--config", good, "--set", "limits.max_depth=1025"}, 1, "", "1024"},
 		{"a variable that sets nothing", []string{"--config", good}, 0, `the variable SLUICE_LISTN sets nothing (did you mean "SLUICE_LISTEN"?)`, ""},
 		{"a byte order mark", []string{"--config", marked}, 0, "aggregated aggregated-0 at " + e.URL(), ""},
@@ -75,6 +75,9 @@ func TestCheck(t *testing.T) {
 		code := runArgs("check", c.args, &out, &errs)
 		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.err) {
 			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", c.name, code, c.code, out.String(), errs.String())
+		}
+		if c.out == "" && code == 1 && out.String() != "" && !strings.Contains(c.name, "probe") {
+			t.Errorf("%s: prints a page beside the errors:\n%s", c.name, out.String())
 		}
 	}
 }

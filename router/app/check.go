@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"strings"
 
 	"sluice/dataplane/certs"
 	"sluice/dataplane/front"
@@ -25,18 +26,32 @@ func CheckStart(cfg *config.Config) (problems []error) {
 		_, err = apikey.NewKeyring(specs)
 	}
 	add(err)
-	usable := func(of string, files certs.Files) {
-		if _, err := certs.New(files, nil); err != nil {
-			add(fmt.Errorf("%s: %w", of, err))
+	// usable checks files, which the fields cert, key and ca name.
+	usable := func(files certs.Files, cert, key, ca string) {
+		_, err := certs.New(files, nil)
+		if err == nil {
+			return
 		}
+		field := cert
+		for _, f := range []struct{ field, file string }{{cert, files.Cert}, {key, files.Key}, {ca, files.CA}} {
+			if f.file != "" && strings.Contains(err.Error(), fmt.Sprintf("%q", f.file)) {
+				field = f.field
+				break
+			}
+		}
+		err = fmt.Errorf("%s: %w", field, err)
+		if place := cfg.Place(field); place != "" {
+			err = fmt.Errorf("%s: %w", place, err)
+		}
+		add(err)
 	}
-	usable("tls", clientFiles(cfg))
-	usable("engine_tls", engineFiles(cfg))
+	usable(clientFiles(cfg), "tls.cert", "tls.key", "tls.client_ca")
+	usable(engineFiles(cfg), "engine_tls.cert", "engine_tls.key", "engine_tls.ca")
 	if cfg.EngineAPI.TCP() {
-		usable("engine_api.tls_cert", engineAPIFiles(cfg))
+		usable(engineAPIFiles(cfg), "engine_api.tls_cert", "engine_api.tls_key", "")
 	}
 	if c := cfg.Register; c.Listen != "off" {
-		usable("registration.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
+		usable(certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA}, "registration.tls_cert", "registration.tls_key", "registration.client_ca")
 	}
 	own := ownListeners(cfg)
 	for _, spec := range cfg.Specs() {

@@ -28,6 +28,10 @@ func (c *Config) Validate() error {
 	return f.err()
 }
 
+// Place returns where a field was given: FILE:LINE:COLUMN, a flag or an environment variable; "" if it
+// has its default. A field without a place of its own has that of its group.
+func (c *Config) Place(path string) string { return c.originOf(path).String() }
+
 // originOf is where a field was given, or the nearest group around it.
 func (c *Config) originOf(path string) origin {
 	for path != "" {

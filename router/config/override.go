@@ -61,8 +61,37 @@ func (c *Config) set(path, text string, from string, errs *errorList) {
 		}
 	})
 	if !found {
-		errs.add(at, path, "no such field%s; want one of %s", suggestion(path, known), strings.Join(known, ", "))
+		errs.add(at, path, "no such field; %s", nearFields(path, known))
 	}
+}
+
+// nearFields names the known paths that may be meant by a wrong one: the nearest, those with the same
+// last part, or those of the same group.
+func nearFields(path string, known []string) string {
+	const most = 3
+	group, last := "", path
+	if i := strings.LastIndexByte(path, '.'); i >= 0 {
+		group, last = path[:i+1], path[i+1:]
+	}
+	near := func(k string) int { return distance(path, k) }
+	var found []string
+	for _, k := range known {
+		if near(k) <= max(len(path)/4, 2) || strings.HasSuffix("."+k, "."+last) {
+			found = append(found, k)
+		}
+	}
+	if len(found) == 0 && group != "" {
+		for _, k := range known {
+			if strings.HasPrefix(k, group) && distance(last, k[len(group):]) <= max(len(last)/2, 3) {
+				found = append(found, k)
+			}
+		}
+	}
+	slices.SortStableFunc(found, func(a, b string) int { return near(a) - near(b) })
+	if found = found[:min(len(found), most)]; len(found) > 0 {
+		return "did you mean " + joinOr(found) + "?"
+	}
+	return "`sluice config print-defaults` and docs/config.md list the fields"
 }
 
 // needsNoQuotes takes the quotes off the words of a list in YAML's form.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,10 @@ type decoder struct {
 // parse gives the root node; nil for an empty file or one that is not YAML.
 func (d *decoder) parse(text []byte) (root ast.Node) {
 	top := origin{file: d.file, line: 1, col: 1}
+	if encoding := wideEncoding(text); encoding != "" {
+		d.errs.add(top, "", "the file is %s; want UTF-8: iconv -f %s -t UTF-8 FILE converts it", encoding, encoding)
+		return nil
+	}
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // YAML 1.2, 5.2: a byte order mark may come first
 	if len(text) > maxFile {
 		d.errs.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
@@ -116,7 +121,10 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 				at.line, at.col = max(t.Position.Line, 1), max(t.Position.Column, 1)
 			}
 		}
-		d.errs.add(at, "", "the file is not YAML: %s", msg)
+		if strings.HasPrefix(msg, "found character '\t'") {
+			msg = "a tab cannot indent a line; want spaces"
+		}
+		d.errs.add(at, "", "the file is not YAML: %s%s", msg, excerpt(text, at.line, at.col))
 		return nil
 	}
 	d.anchors = map[string]ast.Node{}
@@ -136,6 +144,61 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 	}
 	return root
 }
+
+// wideEncoding returns the name of a text's encoding if it is UTF-16 or UTF-32, by its byte order mark
+// or by its zero bytes, which text in UTF-8 does not have; "" otherwise.
+func wideEncoding(text []byte) string {
+	switch {
+	case bytes.HasPrefix(text, []byte("\xff\xfe\x00\x00")), bytes.HasPrefix(text, []byte("\x00\x00\xfe\xff")):
+		return "UTF-32"
+	case bytes.HasPrefix(text, []byte("\xff\xfe")), bytes.HasPrefix(text, []byte("\xfe\xff")):
+		return "UTF-16"
+	case len(text) >= 4 && text[0] != 0 && text[1] == 0 && text[2] != 0 && text[3] == 0:
+		return "UTF-16LE"
+	case len(text) >= 4 && text[0] == 0 && text[1] != 0 && text[2] == 0 && text[3] != 0:
+		return "UTF-16BE"
+	}
+	return ""
+}
+
+// maxExcerpt is the number of characters that excerpt shows of a line.
+const maxExcerpt = 76
+
+// excerpt returns a line of a file with a caret below the column, each on a line of its own. It hides
+// the line if it may contain a secret: if it, or the line with the key that it continues, names one.
+func excerpt(text []byte, line, col int) string {
+	lines := bytes.Split(text, []byte("\n"))
+	if line < 1 || line > len(lines) {
+		return ""
+	}
+	for i := line - 1; i >= 0; i-- {
+		if secretKey.Match(lines[i]) {
+			return ""
+		}
+		if i < line-1 && bytes.ContainsRune(lines[i], ':') {
+			break
+		}
+		if i == line-1 && bytes.ContainsRune(lines[i], ':') && !bytes.HasPrefix(lines[i], []byte(" ")) {
+			break
+		}
+	}
+	shown := []rune(strings.ToValidUTF8(strings.TrimRight(string(lines[line-1]), "\r"), "?"))
+	for i, r := range shown {
+		if r < ' ' || r == 0x7f {
+			shown[i] = ' ' // a tab is one column of the parser's
+		}
+	}
+	at := min(max(col-1, 0), len(shown))
+	from := 0
+	if at > maxExcerpt*3/4 {
+		from = at - maxExcerpt*3/4
+	}
+	number := strconv.Itoa(line)
+	return fmt.Sprintf("\n  %s | %s\n  %s | %s^", number, string(shown[from:min(len(shown), from+maxExcerpt)]), strings.Repeat(" ", len(number)), strings.Repeat(" ", at-from))
+}
+
+// secretKey matches a line that names a field whose value may be a secret.
+var secretKey = regexp.MustCompile(`(?i)(token|secret|password|sha256|key)["']?\s*:`)
 
 type anchorsOf map[string]ast.Node
 
