@@ -50,14 +50,22 @@ var directDependencies = []string{
 	"github.com/prometheus/common",            // /metrics: the formats
 	// tests only: validates files with the schema of the configuration
 	"github.com/santhosh-tekuri/jsonschema/v6",
-	"github.com/spf13/cobra",      // subcommands, completion and man pages of the command line
-	"github.com/spf13/pflag",      // its GNU-style flags
-	"github.com/tinylib/msgp",     // msgpack of the same
-	"github.com/valyala/fasthttp", // the HTTP front
-	"github.com/zeebo/xxh3",       // block hashing
-	"golang.org/x/net",            // DNS messages, for workers found by name
-	"golang.org/x/sys",            // epoll for the client-gone watch
-	"google.golang.org/protobuf",  // /metrics: time of an exemplar
+	"github.com/spf13/cobra",                                          // subcommands, completion and man pages of the command line
+	"github.com/spf13/pflag",                                          // its GNU-style flags
+	"github.com/tinylib/msgp",                                         // msgpack of the same
+	"github.com/valyala/fasthttp",                                     // the HTTP front
+	"github.com/zeebo/xxh3",                                           // block hashing
+	"golang.org/x/net",                                                // DNS messages, for workers found by name
+	"golang.org/x/sys",                                                // epoll for the client-gone watch
+	"google.golang.org/protobuf",                                      // /metrics: time of an exemplar; tests: a collector of traces
+	"go.opentelemetry.io/otel",                                        // attributes of traces
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace",               // export of traces
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc", // the same by gRPC
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp", // the same by HTTP
+	"go.opentelemetry.io/otel/sdk",                                    // the resource of traces, as the environment describes it
+	"go.opentelemetry.io/proto/otlp",                                  // messages of the same
+	"google.golang.org/grpc",                                          // tests only: a collector
+	"gopkg.in/natefinch/lumberjack.v2",                                // rotation of the access log
 }
 
 // uncheckedPools may use a sync.Pool. All other pools are checked by package objpool.

@@ -324,7 +324,7 @@ func (c *conn) discardUnread() {
 // respondTooManyConns reports a connection beyond a limit and answers 503, except with TLS.
 func (s *Server) respondTooManyConns(c *conn) {
 	id := s.ids.next()
-	s.reportRefused("", TooManyConnections, refusal{id: id, client: c.ip})
+	s.reportRefused(Refusal{Reason: TooManyConnections, RequestID: id, Client: c.ip})
 	if c.tlsConn != nil {
 		return // a refusal is not worth a TLS handshake
 	}

@@ -80,9 +80,12 @@ type Rejection struct {
 
 // Options of a Server. A zero value means the default in brackets.
 type Options struct {
-	Handler       Handler
-	Pages         Pages
-	Observer      Observer // may be nil
+	Handler  Handler
+	Pages    Pages
+	Observer Observer // may be nil
+	// OnRefused is called for each request that the router answers with an error of its own; it
+	// may be nil, and must not block.
+	OnRefused     func(Refusal)
 	Log           *slog.Logger
 	Authenticator Authenticator // nil: requests need no key
 	TLS           *tls.Config   // nil: plain HTTP

@@ -114,6 +114,9 @@ type RequestInfo struct {
 	Converter func(chunked bool) relay.Converter
 	// Attached carries a value from one Handler to the next.
 	Attached any
+	// Reported may be set by a Handler that reports the request's end itself. A later Error is
+	// then not passed to Options.OnRefused.
+	Reported bool
 }
 
 // exchangeBase is what all kinds of Exchange have in common.
@@ -173,7 +176,7 @@ func (x *exchangeBase) ResponseHeader(name string) string {
 func (x *exchangeBase) reset() {
 	x.Doc.Body = nil
 	x.Endpoint, x.RequestID, x.Principal, x.ClientIP, x.Unix = nil, "", nil, netip.Addr{}, false
-	x.Stored, x.Converter, x.Attached = StoredRequest{}, nil, nil
+	x.Stored, x.Converter, x.Attached, x.Reported = StoredRequest{}, nil, nil, false
 	x.responseState, x.log = responsePending, nil
 	clear(x.responseHeaders)
 	x.responseHeaders = x.responseHeaders[:0]

@@ -344,7 +344,7 @@ func (c *conn) rejectPartialHead(reason Reason, message string) {
 	c.pendingConn.responded = true
 	c.active.Store(true)
 	id := s.ids.next()
-	s.reportRefused("", reason, refusal{id: id, client: c.ip})
+	s.reportRefused(Refusal{Reason: reason, RequestID: id, Client: c.ip})
 	var lines []string
 	if reason == BudgetExhausted {
 		lines = append(lines, "Retry-After: 1\r\n")

@@ -140,7 +140,7 @@ func (s *Server) rejectPipelined(c *conn) {
 	c.needsLinger = true
 	id := s.ids.next()
 	_, _ = c.Write(rawRefusal(Pipelined, pipelinedMessage, id))
-	s.reportRefused("", Pipelined, refusal{id: id, client: c.ip})
+	s.reportRefused(Refusal{Reason: Pipelined, RequestID: id, Client: c.ip})
 }
 
 // rawRefusal returns a whole error response with Connection: close, for a request without an

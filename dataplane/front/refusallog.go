@@ -12,34 +12,49 @@ import (
 // those that were not logged.
 const maxRefusalLines = 10
 
-// reportRefused reports the refusal of this request to the Observer and logs it.
+// Refusal is what is reported about a request that the router answered with an error of its own. The
+// only input of the client in it is the request id, which is validated.
+type Refusal struct {
+	Endpoint  string // the route's path; "" if the request has no route
+	Reason    Reason
+	RequestID string
+	Client    netip.Addr // invalid if unknown
+	Key       string     // the name of the API key's holder
+	Param     string     // the field at fault
+	Received  time.Time  // when the head had been read; zero if it was not read completely
+	Bytes     int        // of the body, as far as it was read
+}
+
+// reportRefused reports the refusal of this request.
 func (x *httpExchange) reportRefused(reason Reason, param string) {
-	endpoint, key := "", ""
+	r := Refusal{Reason: reason, RequestID: x.RequestID, Client: x.ClientIP, Param: param, Received: x.Received, Bytes: len(x.Doc.Body)}
 	if x.Endpoint != nil {
-		endpoint = x.Endpoint.Path
+		r.Endpoint = x.Endpoint.Path
 	}
 	if x.Principal != nil {
-		key = x.Principal.Name()
+		r.Key = x.Principal.Name()
 	}
-	x.srv.reportRefused(endpoint, reason, refusal{id: x.RequestID, client: x.ClientIP, key: key, param: param})
+	x.srv.countRefused(&r)
+	if f := x.srv.initial.OnRefused; f != nil && !x.Reported {
+		f(r)
+	}
 }
 
-// refusal is what the log says about a refused request. The only input of the client in it is
-// the request id, which is validated.
-type refusal struct {
-	id     string
-	client netip.Addr
-	key    string // the name of the API key's holder
-	param  string // the field at fault
+// reportRefused reports a refusal for which there is no exchange, also of a client that has
+// disconnected before its response began, because no stream logs that request.
+func (s *Server) reportRefused(r Refusal) {
+	s.countRefused(&r)
+	if f := s.initial.OnRefused; f != nil {
+		f(r)
+	}
 }
 
-// reportRefused reports a refusal to the Observer and logs it. It is also used for a client that
-// has disconnected before its response began, because no stream logs that request.
-func (s *Server) reportRefused(endpoint string, reason Reason, r refusal) {
+// countRefused reports a refusal to the Observer and logs it.
+func (s *Server) countRefused(r *Refusal) {
 	if o := s.initial.Observer; o != nil {
-		o.Refused(endpoint, reason)
+		o.Refused(r.Endpoint, r.Reason)
 	}
-	s.refusalLog.log(s.initial.Log, endpoint, reason, r)
+	s.refusalLog.log(s.initial.Log, r)
 }
 
 // rateLimitedLog logs at most maxRefusalLines lines a second. It is safe for concurrent use.
@@ -67,7 +82,7 @@ func (b *rateLimitedLog) allow(now time.Time) (suppressed int64, ok bool) {
 	}
 }
 
-func (b *rateLimitedLog) log(logger *slog.Logger, endpoint string, reason Reason, r refusal) {
+func (b *rateLimitedLog) log(logger *slog.Logger, r *Refusal) {
 	if !logger.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
@@ -76,11 +91,11 @@ func (b *rateLimitedLog) log(logger *slog.Logger, endpoint string, reason Reason
 		return
 	}
 	args := make([]any, 0, 16)
-	args = append(args, "reason", string(reason), "status", reason.Status(), "request", r.id)
-	if r.client.IsValid() {
-		args = append(args, "client", r.client)
+	args = append(args, "reason", string(r.Reason), "status", r.Reason.Status(), "request", r.RequestID)
+	if r.Client.IsValid() {
+		args = append(args, "client", r.Client)
 	}
-	for _, a := range [...]struct{ name, value string }{{"endpoint", endpoint}, {"key", r.key}, {"param", r.param}} {
+	for _, a := range [...]struct{ name, value string }{{"endpoint", r.Endpoint}, {"key", r.Key}, {"param", r.Param}} {
 		if a.value != "" {
 			args = append(args, a.name, a.value)
 		}

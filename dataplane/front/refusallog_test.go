@@ -53,13 +53,13 @@ func TestRefusalLinesAreBounded(t *testing.T) {
 		var log logBuffer
 		s := &Server{initial: Options{Log: log.logger()}}
 		for range 1000 {
-			s.reportRefused(chat, BadJSON, refusal{id: "a"})
+			s.reportRefused(Refusal{Endpoint: chat, Reason: BadJSON, RequestID: "a"})
 		}
 		time.Sleep(time.Second)
 		for range 5 {
-			s.reportRefused(chat, BadJSON, refusal{id: "b"})
+			s.reportRefused(Refusal{Endpoint: chat, Reason: BadJSON, RequestID: "b"})
 		}
-		s.reportRefused(chat, ClientGone, refusal{id: "c"}) // a client that has disconnected is logged too
+		s.reportRefused(Refusal{Endpoint: chat, Reason: ClientGone, RequestID: "c"}) // a client that has disconnected is logged too
 		text := log.String()
 		if n := strings.Count(text, "request=a"); n != maxRefusalLines {
 			t.Errorf("%d lines in a second, want %d", n, maxRefusalLines)

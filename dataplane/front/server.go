@@ -334,11 +334,11 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	resp.Header.Set("X-Request-Id", id)
 	resp.Header.Set("X-Sluice-Reason", string(reason))
 	resp.SetBody(appendError(nil, 0, reason, "", message, id))
-	r := refusal{id: id}
+	r := Refusal{Reason: reason, RequestID: id}
 	if c != nil {
-		r.client = c.ip
+		r.Client = c.ip
 	}
-	s.reportRefused("", reason, r)
+	s.reportRefused(r)
 }
 
 const headTimeoutMessage = "the request head did not arrive in time"

@@ -34,6 +34,8 @@ import (
 	"sluice/router/pd"
 	"sluice/router/recording"
 	"sluice/router/recording/snapshot"
+	"sluice/router/requestlog/accesslog"
+	"sluice/router/requestlog/tracing"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -74,6 +76,8 @@ type Router struct {
 	restartMu      sync.Mutex                     // held during Restart
 	replaced       chan struct{}                  // closed when another process has replaced this one
 	stopping       chan struct{}                  // closed when Run's context ends
+	accessLog      *accesslog.Writer              // nil: off
+	tracer         *tracing.Exporter              // nil: off
 	live           atomic.Pointer[config.Config]  // the configuration in effect: cfg with all reloads since
 	level          *slog.LevelVar                 // level of log; nil: a reload leaves it alone
 	reloads        sync.Mutex                     // held during Reload
@@ -193,6 +197,11 @@ func (r *Router) assemble() (err error) {
 	runs.Fleet, runs.Scheduler, runs.Index, runs.Approx, runs.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
 	runs.Observer, runs.Recorder, runs.Log = runObserver{r.metrics}, r.recorder, log
 	runs.Completions, runs.Selector, runs.Transfers, runs.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
+	requests, err := r.newRequestLog()
+	if err != nil {
+		return err
+	}
+	runs.RequestLog = requests
 	if r.runner, err = pd.NewRunner(runs); err != nil {
 		return err
 	}
@@ -211,6 +220,7 @@ func (r *Router) assemble() (err error) {
 	options.Budget = r.bodies
 	options.Handler, options.Pages, options.Observer, options.Log = r.engineAPI, r.pages, r.metrics, log
 	options.TLS, options.Authenticator = fromClients, r.authenticator()
+	options.OnRefused = logRefused(requests)
 	if r.front, err = front.New(options); err != nil {
 		return err
 	}
@@ -397,6 +407,7 @@ func (r *Router) Close() {
 		r.completions.close()
 		r.sidechannel.Close()
 		r.transfers.Close()
+		r.closeRequestLog() // last: requests end until the front is closed
 	})
 }
 

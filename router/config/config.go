@@ -22,7 +22,9 @@ type Config struct {
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
-	Metrics Metrics `yaml:"metrics"`
+	AccessLog AccessLog `yaml:"access_log"`
+	Tracing   Tracing   `yaml:"tracing"`
+	Metrics   Metrics   `yaml:"metrics"`
 
 	Proxies Proxies `yaml:"proxies"`
 	CORS    CORS    `yaml:"cors"`
@@ -141,6 +143,23 @@ type APIKey struct {
 type Log struct {
 	Level  string `yaml:"level" oneof:"debug info warn error"` // debug, info, warn, error [info]
 	Format string `yaml:"format" oneof:"text json"`            // text, json; in both a duration is a string such as 1.5s [text]
+}
+
+// AccessLog has one line of JSON for each request; see docs/request-log.md.
+type AccessLog struct {
+	Output   string  `yaml:"output"`                           // stdout, file:/PATH (rotated), syslog, syslog://HOST:PORT, syslog+tcp://HOST:PORT, or "off" [off]
+	Sample   float64 `yaml:"sample" min:"0" max:"1"`           // share of successful requests that are logged; failed ones always are [1]
+	MaxFile  int64   `yaml:"max_file" unit:"bytes" min:"1MiB"` // size at which a file is rotated [100MiB]
+	MaxFiles int     `yaml:"max_files" min:"1" max:"1000"`     // number of rotated files that are kept [5]
+}
+
+// Tracing exports OpenTelemetry traces over OTLP. OTEL_* variables apply where a field is not set;
+// see docs/request-log.md.
+type Tracing struct {
+	Endpoint string        `yaml:"endpoint"`                        // URL of the collector, as http://127.0.0.1:4318 [$OTEL_EXPORTER_OTLP_ENDPOINT; without one there are no traces]
+	Protocol string        `yaml:"protocol" oneof:"auto grpc http"` // grpc, http (protobuf), or auto: $OTEL_EXPORTER_OTLP_PROTOCOL, else http [auto]
+	Sample   float64       `yaml:"sample" min:"0" max:"1"`          // share of requests that are traced if their client sends no traceparent; $OTEL_TRACES_SAMPLER overrides it [0.01]
+	Slow     time.Duration `yaml:"slow" min:"0s"`                   // requests that take this long are traced though not sampled, as failed and migrated ones always are; 0: not [30s]
 }
 
 // Metrics has settings of /metrics.

@@ -13,6 +13,9 @@ func Default() *Config {
 
 		Proxies: Proxies{Protocol: "off", Forwarded: "off"},
 		CORS:    CORS{MaxAge: 10 * time.Minute},
+
+		AccessLog: AccessLog{Output: "off", Sample: 1, MaxFile: 100 * mib, MaxFiles: 5},
+		Tracing:   Tracing{Protocol: "auto", Sample: 0.01, Slow: 30 * time.Second},
 		PD: PD{
 			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, AbortDelay: 500 * time.Millisecond, AbandonedDecode: 10 * time.Second,
 			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,

@@ -25,6 +25,7 @@ var restartOnly = []restartOnlyFields{
 	{"the parts of a family are created at the start", []string{"pd.family"}},
 	{"completion slots and notification sockets are created at the start, and transfers in flight use them", []string{"lmcache", "transfers"}},
 	{"open connections have buffers of this size", []string{"limits.max_head"}},
+	{"outputs are opened at the start, and entries wait in them", []string{"access_log", "tracing"}},
 	{"the set of series is chosen at the start", []string{"metrics"}},
 	{"it is used only at the start", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
 	{"event loops are started once and own their streams", []string{"relay.driver", "relay.threads"}},

@@ -166,6 +166,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	}
 	// Series of other packages, added through GaugeFunc and ExposePairs.
 	elsewhere := map[string]bool{"sluice_engine_api_connections": true, "sluice_engine_api_streams": true, "sluice_engine_api_stalled_total": true, "sluice_engine_api_request_bytes": true, "sluice_engine_api_requests_total": true, "sluice_engine_api_refused_total": true, "sluice_engine_api_certificate_expiry_timestamp_seconds": true,
+		"sluice_access_log_lines_total": true, "sluice_traces_total": true,
 		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_leased": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true, "sluice_memory_budget_limit_bytes": true,
 		"sluice_kv_orphan_ranks":         true,
 		"sluice_recording_entries_total": true, "sluice_recording_dropped_total": true, "sluice_recording_bytes_total": true, "sluice_recording_active": true,

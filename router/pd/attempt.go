@@ -65,7 +65,7 @@ func (q *request) runDisaggregated() {
 			}
 			continue
 		case prefillRetry:
-			q.settings.Observer.Retried(schedule.PrefillLeg)
+			q.countRetry(schedule.PrefillLeg)
 			continue
 		case prefillUnavailable:
 			if !q.fallBackToPlainDecode() {
@@ -178,7 +178,7 @@ func (q *request) shouldRetry(end legEnd) bool {
 	if end == legAnswered {
 		return false
 	}
-	q.settings.Observer.Retried(schedule.DecodeLeg)
+	q.countRetry(schedule.DecodeLeg)
 	return true
 }
 
@@ -234,9 +234,16 @@ func (q *request) legRequestID() string {
 	return string(id)
 }
 
+// countRetry reports that a leg is sent again.
+func (q *request) countRetry(leg schedule.LegKind) {
+	q.settings.Observer.Retried(leg)
+	q.entry.AddRetry()
+}
+
 // legHeaders returns the header lines of one leg.
-func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
-	q.fields = q.x.ForwardFields(q.fields[:0])
+func (q *request) legHeaders(l *legRecord) []upstream.Field {
+	r := l.rank
+	q.fields = q.setTraceparent(q.x.ForwardFields(q.fields[:0]), l)
 	id := q.handover.RequestID
 	if id == "" {
 		id = q.legRequestID()

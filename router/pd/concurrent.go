@@ -134,10 +134,11 @@ func (b *concurrentPrefill) completeHandover() bool {
 func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPrefill {
 	rank := choice.Rank
 	b := q.r.concurrentPrefills.Get()
-	if !q.detachLeg(&b.detachedLeg, rank) {
+	if !q.detachLeg(&b.detachedLeg) {
 		return nil
 	}
 	q.startLeg(&b.legRecord, schedule.PrefillLeg, choice)
+	b.copyFields(q.legHeaders(&b.legRecord))
 	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.req.RequestID, q.prompt.Count
 	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
@@ -167,9 +168,9 @@ type detachedLeg struct {
 	fields      []upstream.Field
 }
 
-// detachLeg copies the leg that the Family wrote into p. It returns false if the memory budget has
-// no room for it.
-func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
+// detachLeg copies the leg that the Family wrote into p, all but the header lines (see copyFields).
+// It returns false if the memory budget has no room for it.
+func (q *request) detachLeg(p *detachedLeg) bool {
 	size := 0
 	for _, s := range q.legBody() {
 		size += len(s)
@@ -184,8 +185,7 @@ func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
 		at += copy(p.body.Bytes()[at:], s)
 	}
 	p.segment[0] = p.body.Bytes()
-	p.copyFields(q.legHeaders(rank))
-	p.req = upstream.Request{Method: "POST", Path: q.legPath(), Fields: p.fields, Body: p.segment[:]}
+	p.req = upstream.Request{Method: "POST", Path: q.legPath(), Body: p.segment[:]}
 	return true
 }
 
@@ -195,7 +195,7 @@ func (p *detachedLeg) releaseBody() {
 	p.segment[0], p.req = nil, upstream.Request{}
 }
 
-// copyFields copies src into p.fields. The next call overwrites them.
+// copyFields copies src as the leg's header lines. The next call overwrites them.
 func (p *detachedLeg) copyFields(src []upstream.Field) {
 	size := 0
 	for i := range src {
@@ -211,6 +211,7 @@ func (p *detachedLeg) copyFields(src []upstream.Field) {
 		p.fields = append(p.fields, upstream.Field{Name: all[:n], Value: all[n : n+v]})
 		all = all[n+v:]
 	}
+	p.req.Fields = p.fields
 }
 
 func (b *concurrentPrefill) run() {

@@ -24,7 +24,6 @@ const (
 // decode runs the last leg: decode with the handle, decode alone, or the whole request. With a
 // handle it may try several ranks as long as no engine has seen the handle and the lease lasts.
 func (q *request) decode(kind schedule.LegKind) legEnd {
-	opt := q.settings
 	for try := 1; ; try++ {
 		if q.handover.Handle != nil && q.leaseExpired() {
 			q.noteFallback("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.prefillLeg.handleAt).Round(time.Millisecond)))
@@ -70,7 +69,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		case done:
 			return end
 		case q.mayResend(kind, f, try):
-			opt.Observer.Retried(kind) // same handle and id, because no engine has seen them
+			q.countRetry(kind) // same handle and id, because no engine has seen them
 		default:
 			return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.Time()))
 		}
@@ -191,7 +190,7 @@ func (q *request) callDecode(l *decodeLeg) (*upstream.Response, error) {
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
 		Path:        q.legPath(),
-		Fields:      q.legHeaders(rank),
+		Fields:      q.legHeaders(&l.legRecord),
 		Body:        q.legBody(),
 		HeadTimeout: head,
 		Deadline:    q.decodeDeadline(began),

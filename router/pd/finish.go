@@ -41,6 +41,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
 	out.Transfer = q.finishTransfer(l)
+	q.responseBytes = int64(len(body))
 	q.endExplain(out)
 	body = family.RedactHandle(body)
 	redact.InPlace(body, resp.Status) // removes the members that describe the engine's choices

@@ -43,7 +43,7 @@ func (q *request) releaseKV() {
 			by = end
 		}
 		outcome, unsent := q.callKVRelease(&upstream.Request{
-			Method: "POST", Path: q.legPath(), Fields: q.legHeaders(rank), Body: q.legBody(), Deadline: by,
+			Method: "POST", Path: q.legPath(), Fields: q.legHeaders(&l), Body: q.legBody(), Deadline: by,
 		}, rank, stream)
 		l.end(outcome)
 		if !unsent {
@@ -108,10 +108,11 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 		legRecord: legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, kind: schedule.DecodeLeg},
 		stream:    q.legRequest.LimitForKVRelease(&handover),
 	}
-	if !q.detachLeg(&h.detachedLeg, choice.Rank) {
+	if !q.detachLeg(&h.detachedLeg) {
 		choice.Reservation.Release()
 		return
 	}
+	h.copyFields(q.legHeaders(&h.legRecord))
 	q.reservations.detach()
 	h.req.Deadline = time.Now().Add(min(kvReleaseTimeout, q.pd.Lease, q.settings.Timeouts.Decode))
 	q.noteFallback("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")

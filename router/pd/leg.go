@@ -8,6 +8,7 @@ import (
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/pd/abort"
+	"sluice/router/requestlog"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -26,12 +27,15 @@ type legRecord struct {
 	status      int16 // HTTP status of the engine's response; 0 if none arrived
 	kind        schedule.LegKind
 	completed   bool
+	entryLeg    int8              // the leg's number in entry
+	entry       *requestlog.Entry // of the request; nil: none
 }
 
 // start opens the account of a leg that is about to be sent.
 func (l *legRecord) start() {
 	l.began, l.completed = monotime.Of(time.Now()), false
 	l.settings.Observer.LegStarted(l.kind, l.rank.ID)
+	l.entryLeg = int8(l.entry.StartLeg(l.kind.String(), l.rank.ID.Worker, int(l.rank.ID.Rank), int(l.predicted), l.began.Time()))
 }
 
 // complete reports the leg's outcome to the Observer. Only the first call has an effect.
@@ -47,6 +51,7 @@ func (l *legRecord) completeAfter(outcome string, took time.Duration) {
 	if l.model != nil && outcome == "ok" {
 		l.model.LegEnded(l.kind, took)
 	}
+	l.entry.EndLeg(int(l.entryLeg), outcome, took)
 }
 
 // release releases the leg's reservation on its rank. Only the first call has an effect. The
@@ -94,7 +99,7 @@ func (l *leg) shareCall() {
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
 // reservation. The request counts the leg as a try.
 func (q *request) startLeg(l *legRecord, kind schedule.LegKind, choice *schedule.Choice) {
-	*l = legRecord{settings: q.settings, model: q.modelObserver, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}
+	*l = legRecord{settings: q.settings, model: q.modelObserver, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind, entry: q.entry}
 	if q.resumption == nil && q.modelObserver != nil && q.tries == [len(q.tries)]int{} {
 		q.modelObserver.Queued(time.Since(q.req.Received))
 	}

@@ -22,7 +22,7 @@ func (q *request) resolvePool() bool {
 	q.applyView(opt.Fleet.View())
 	q.internModel()
 	if q.pool != nil && q.plan.Unservable {
-		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.req.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
+		q.refuse(front.UnknownRoute, fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.req.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
 		return false
 	}
 	if q.missingRole() == "" {
@@ -152,7 +152,7 @@ func (q *request) refuseUnknownModel() {
 	if len(known) > 0 {
 		msg += "; known models: " + strings.Join(known, ", ")
 	}
-	q.x.Error(front.UnknownModel, "model", msg, 0)
+	q.refuseParam(front.UnknownModel, "model", msg, 0)
 }
 
 // refuseUndiscovered refuses a model that no worker has reported yet. Some workers have not

@@ -174,7 +174,7 @@ func (q *request) callPrefill(l *prefillLeg) (int, *upstream.Response, error) {
 	resp, err := q.settings.Fleet.Endpoint(l.rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.legPath(),
-		Fields:   q.legHeaders(l.rank),
+		Fields:   q.legHeaders(&l.legRecord),
 		Body:     q.legBody(),
 		Deadline: l.began.Time().Add(q.settings.Timeouts.Prefill),
 		Group:    q.settings.Fleet.Calls(l.rank),

@@ -120,6 +120,7 @@ func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
 // or the lease ends.
 func (q *request) runPrefillOnly(by string) {
 	q.prefillOnly = true
+	q.entry.SetPlan("prefill_only", "")
 	q.planHeader = "prefill_only; reason=" + by
 	for q.attempt = 1; ; q.attempt++ {
 		planned := q.planHeader
@@ -139,7 +140,7 @@ func (q *request) runPrefillOnly(by string) {
 		if !q.runPrefillOnlyOn(choice) {
 			return
 		}
-		q.settings.Observer.Retried(schedule.PrefillLeg)
+		q.countRetry(schedule.PrefillLeg)
 	}
 }
 

@@ -204,7 +204,9 @@ func (q *request) choose(leg schedule.LegKind, candidates []*worker.Rank) (sched
 	if leg == schedule.DecodeLeg {
 		q.query.TransferRates = q.settings.Transfers.RatesFrom(q.handover.Prefill)
 	}
+	began := q.entryTime()
 	c, ok := q.chooseBelowLimits(&q.query)
+	q.addEntryChoice(leg, c.Rank, began)
 	q.recordChosenRank(leg, c.Rank)
 	q.publishChoice(c, ok)
 	return c, ok
@@ -212,9 +214,11 @@ func (q *request) choose(leg schedule.LegKind, candidates []*worker.Rank) (sched
 
 // adoptChoice records a choice that the scheduler made without choose.
 func (q *request) adoptChoice(leg schedule.LegKind, candidates []*worker.Rank, c schedule.Choice) {
+	began := q.entryTime()
 	q.query = q.newQuery(leg, candidates)
 	q.recordChosenRank(leg, c.Rank)
 	q.publishChoice(c, true)
+	q.addEntryChoice(leg, c.Rank, began)
 }
 
 // publishChoice passes a choice to the approximate index and the recorder.

@@ -12,6 +12,7 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/pd/family"
 	"sluice/router/pd/migration"
+	"sluice/router/requestlog"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -147,8 +148,11 @@ type migrationPart struct {
 	legDeadline       time.Time   // the deadline of the stream's decode leg on any engine; zero if none
 }
 
-// accountPart holds what the client's key is charged.
+// accountPart holds what the client's key is charged, and what the request log reports.
 type accountPart struct {
+	entry         *requestlog.Entry // nil: there is no request log
+	responseBytes int64             // of a response that is not relayed
+
 	reservedTokens   int  // see reserveQuota
 	backgroundTokens int  // number of output tokens in reservedTokens, for a background response; else 0
 	quotaCommitted   bool // commitQuota was called, or a stream will call it

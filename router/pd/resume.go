@@ -53,6 +53,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 	q.r, q.settings, q.id, q.model, q.stream = opt.r, opt, s.requestID, c.model, true
 	defer q.recycle()
 	t := &resumption{ClientGoneNotifier: client}
+	q.entry = s.entry
 	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.Time()
 	q.steering = c.getExtra().steering
 
@@ -109,6 +110,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 		}
 		return nil
 	}
+	s.entry.AddMigration()
 	return t
 }
 

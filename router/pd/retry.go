@@ -188,6 +188,7 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	defer q.x.OnClientGone(nil)
 	found := q.waitForRank(ctx, leg)
 	q.waited += time.Since(began)
+	q.entry.AddWait(began)
 	q.setQueueTime(q.waited)
 	return found
 }

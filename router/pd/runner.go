@@ -18,6 +18,7 @@ import (
 	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/pd/reqbody"
+	"sluice/router/requestlog"
 	"sluice/router/schedule"
 	"sluice/router/sweeper"
 	"sluice/router/tokenize"
@@ -63,7 +64,7 @@ type Recorder interface {
 	RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
 }
 
-// Options configure a Runner. All but Recorder, Completions, Transfers, SideChannel and Log are
+// Options configure a Runner. All but Recorder, Completions, Transfers, SideChannel, RequestLog and Log are
 // required.
 type Options struct {
 	Fleet     *fleet.Fleet
@@ -91,6 +92,8 @@ type Options struct {
 	// SideChannel renews the leases of handles between the legs and releases abandoned handles.
 	// Without it the engines' own timeouts free the blocks.
 	SideChannel *sidechannel.Manager
+	// RequestLog receives an entry for each request. It may be nil.
+	RequestLog *requestlog.Log
 	// PoolWaiters bounds the number of requests that wait for a healthy worker; 0 means no limit.
 	PoolWaiters int
 	Log         *slog.Logger
@@ -183,6 +186,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	q.derived = x.Budget().Count()
 
 	q.stream = req.Doc.Bool(jsonscan.KeyStream)
+	q.beginEntry()
 	q.maxTokens = reqbody.MaxTokens(&req.Doc, req.Endpoint.Kind)
 	q.applyHints()
 	if !q.selectWorkers() || !q.resolvePool() {
@@ -192,7 +196,9 @@ func (r *Runner) ServeInference(x front.Exchange) {
 		return
 	}
 	q.settings.Fleet.CreditRequest(q.pool)
+	began := q.entryTime()
 	q.resolvePrompt()
+	q.entry.SetTokenized(began, q.prompt.Count)
 	if x.ClientGone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
 		return
@@ -216,6 +222,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 			q.recordFallback(reason, q.unreadyPrefill())
 		}
 	}
+	q.setEntryPlan()
 	if !q.admitDecode() {
 		return
 	}
@@ -254,6 +261,7 @@ func (q *request) endExplain(out schedule.Outcome) {
 			q.modelObserver.Ended(&out, q.prompt.Count, q.traceID())
 		}
 		q.settings.Scheduler.EndRecord(q.req.RequestID, out)
+		finishEntry(q.entry, &out, out.OutputTokens, 0, q.responseBytes)
 	}
 }
 
@@ -261,6 +269,7 @@ func (q *request) endExplain(out schedule.Outcome) {
 func (q *request) noteFallback(kind, detail string) {
 	q.fallbackKind, q.fallbackDetail = kind, detail
 	q.settings.Observer.FallbackUsed(kind)
+	q.entry.SetFallback(kind)
 	q.settings.Scheduler.AddNote(q.req.RequestID, kind+": "+detail)
 	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // streamState is what a relayed stream needs after its request has returned to the pool. Thousands
-// exist at a time; it stays within a size class of 256 bytes.
+// exist at a time; it stays within a size class of 288 bytes.
 type streamState struct {
 	legRecord
 	requestID      string
@@ -202,6 +202,7 @@ func (s *streamState) Ended(res relay.Result) {
 		s.model.Ended(&out, int(s.tokens), s.traceOf())
 	}
 	opt.Scheduler.EndRecord(s.requestID, out)
+	finishEntry(s.entry, &out, res.Usage.Completion, res.Events, res.Bytes)
 	if outcome != "ok" {
 		s.logEnd(res.Cause, outcome, res.Err)
 	}

@@ -1,0 +1,20 @@
+package config
+
+import (
+	"net/url"
+
+	"sluice/router/requestlog/accesslog"
+)
+
+func (c *Config) checkRequestLog(bad func(path, format string, args ...any)) {
+	if o := c.AccessLog.Output; o != "off" {
+		if err := accesslog.CheckOutput(o); err != nil {
+			bad("access_log.output", "%v, or off", err)
+		}
+	}
+	if e := c.Tracing.Endpoint; e != "" {
+		if u, err := url.Parse(e); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+			bad("tracing.endpoint", "%s; want http://HOST:PORT or https://HOST:PORT", quoted(e))
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package tracing
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	mathrand "math/rand/v2"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"sluice/router/requestlog"
+)
+
+// encoder makes OTLP messages of entries.
+type encoder struct {
+	resource *resourcepb.Resource
+	schema   string
+	scope    *commonpb.InstrumentationScope
+}
+
+// newEncoder reads the resource's attributes from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
+func newEncoder(version string) (encoder, error) {
+	instance := make([]byte, 8)
+	rand.Read(instance)
+	r, err := resource.New(context.Background(),
+		resource.WithAttributes(
+			attribute.String("service.name", "sluice"), attribute.String("service.version", version),
+			attribute.String("service.instance.id", hex.EncodeToString(instance))),
+		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
+	if err != nil {
+		return encoder{}, err
+	}
+	e := encoder{resource: new(resourcepb.Resource), schema: r.SchemaURL(), scope: &commonpb.InstrumentationScope{Name: "sluice", Version: version}}
+	for i := r.Iter(); i.Next(); {
+		a := i.Attribute()
+		e.resource.Attributes = append(e.resource.Attributes, text(string(a.Key), a.Value.Emit()))
+	}
+	return e, nil
+}
+
+func (e *encoder) encode(entries []*requestlog.Entry) *tracepb.ResourceSpans {
+	spans := make([]*tracepb.Span, 0, 8*len(entries))
+	for _, r := range entries {
+		spans = appendSpans(spans, r)
+	}
+	return &tracepb.ResourceSpans{
+		Resource: e.resource, SchemaUrl: e.schema,
+		ScopeSpans: []*tracepb.ScopeSpans{{Scope: e.scope, Spans: spans}},
+	}
+}
+
+// operations are the gen_ai.operation.name of endpoints.
+var operations = map[string]string{
+	"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/responses": "chat",
+	"/v1/completions": "text_completion", "/generate": "text_completion", "/inference/v1/generate": "text_completion",
+	"/v1/embeddings": "embeddings",
+}
+
+func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
+	end := r.Received.Add(r.Total)
+	operation := operations[r.Endpoint]
+	name := operation
+	if name == "" {
+		name = cmp.Or(r.Endpoint, "request")
+	} else if r.Model != "" {
+		name += " " + r.Model
+	}
+	root := &tracepb.Span{
+		TraceId: r.Trace.ID[:], SpanId: r.Trace.Span[:], TraceState: r.Trace.Parent.State, Name: name, Kind: tracepb.Span_SPAN_KIND_SERVER,
+		StartTimeUnixNano: nanos(r.Received), EndTimeUnixNano: nanos(end),
+		Attributes: []*commonpb.KeyValue{
+			text("http.request.method", "POST"), number("http.response.status_code", int64(r.Status)),
+			text("sluice.request.id", r.ID),
+		},
+	}
+	if r.Trace.Parent.ID != (requestlog.TraceID{}) {
+		root.ParentSpanId = r.Trace.Parent.Span[:]
+	}
+	add := func(a ...*commonpb.KeyValue) { root.Attributes = append(root.Attributes, a...) }
+	addText := func(key, value string) {
+		if value != "" {
+			add(text(key, value))
+		}
+	}
+	addText("http.route", r.Endpoint)
+	addText("gen_ai.operation.name", operation)
+	addText("gen_ai.request.model", r.Model)
+	addText("sluice.plan", r.Plan)
+	addText("sluice.pd.family", r.Family)
+	addText("sluice.fallback", r.Fallback)
+	addText("sluice.key", r.Key)
+	if r.Client.IsValid() {
+		add(text("client.address", r.Client.String()))
+	}
+	if r.PromptTokens > 0 {
+		add(number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+	}
+	if r.OutputTokens > 0 {
+		add(number("gen_ai.usage.output_tokens", int64(r.OutputTokens)))
+	}
+	if r.CachedTokens >= 0 && r.Reason == "" {
+		add(number("gen_ai.usage.cache_read.input_tokens", int64(r.CachedTokens)))
+	}
+	if r.FirstToken > 0 {
+		add(float("gen_ai.server.time_to_first_token", r.FirstToken.Seconds()))
+	}
+	add(boolean("sluice.stream", r.Stream), number("sluice.retries", int64(r.Retries)), number("sluice.migrations", int64(r.Migrations)))
+	if r.Reason != "" {
+		add(text("error.type", r.Reason))
+	}
+	if r.Status >= 500 || r.Reason != "" && r.Status < 400 {
+		root.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: r.Reason}
+	}
+	spans = append(spans, root)
+
+	child := func(parent []byte, id requestlog.SpanID, name string, kind tracepb.Span_SpanKind, s requestlog.Span, attributes ...*commonpb.KeyValue) *tracepb.Span {
+		if id == (requestlog.SpanID{}) {
+			binary.NativeEndian.PutUint64(id[:], mathrand.Uint64()|1)
+		}
+		span := &tracepb.Span{
+			TraceId: root.TraceId, SpanId: id[:], TraceState: root.TraceState, ParentSpanId: parent, Name: name, Kind: kind,
+			StartTimeUnixNano: nanos(s.Began), EndTimeUnixNano: nanos(s.End()), Attributes: attributes,
+		}
+		spans = append(spans, span)
+		return span
+	}
+	const internal = tracepb.Span_SPAN_KIND_INTERNAL
+	if !r.Tokenize.Began.IsZero() {
+		child(root.SpanId, requestlog.SpanID{}, "tokenize", internal, r.Tokenize, number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+	}
+	if !r.Queue.Began.IsZero() {
+		child(root.SpanId, requestlog.SpanID{}, "queue", internal, r.Queue)
+	}
+	for i := range r.Choices {
+		c := &r.Choices[i]
+		attributes := []*commonpb.KeyValue{text("sluice.leg", c.Leg)}
+		if c.Worker != "" {
+			attributes = append(attributes, text("sluice.worker", c.Worker), number("sluice.rank", int64(c.Rank)))
+		}
+		child(root.SpanId, requestlog.SpanID{}, "choose", internal, c.Span, attributes...)
+	}
+	first := r.Received.Add(r.FirstToken)
+	streamed := r.FirstToken == 0
+	for i := range r.Legs {
+		l := &r.Legs[i]
+		span := child(root.SpanId, l.SpanID, l.Kind, tracepb.Span_SPAN_KIND_CLIENT, l.Span,
+			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)), number("sluice.predicted_cached_tokens", int64(l.Predicted)))
+		if l.Outcome != "ok" {
+			span.Attributes = append(span.Attributes, text("error.type", l.Outcome))
+			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: l.Outcome}
+		}
+		if l.Kind != "prefill" && !streamed && !first.Before(l.Began) && !first.After(l.End()) {
+			streamed = true
+			child(span.SpanId, requestlog.SpanID{}, "stream", internal, requestlog.Span{Began: first, Took: l.End().Sub(first)},
+				number("gen_ai.usage.output_tokens", int64(r.OutputTokens)))
+		}
+	}
+	if t := &r.Transfer; t.State != "" {
+		span := child(root.SpanId, requestlog.SpanID{}, "kv_transfer", internal, t.Span, text("sluice.transfer.state", t.State), number("sluice.transfer.bytes", t.Bytes))
+		if t.State != "done" {
+			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: t.State}
+		}
+	}
+	return spans
+}
+
+func nanos(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
+
+func text(key, value string) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: value}}}
+}
+
+func number(key string, value int64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: value}}}
+}
+
+func float(key string, value float64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: value}}}
+}
+
+func boolean(key string, value bool) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: value}}}
+}
