@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkCalibrate is what the machine itself takes to wake somebody who rests, one
+// BenchmarkCalibrate measures how long the machine itself takes to wake a sleeping thread, one
 // wake-up a millisecond, beside which the tiers' figures are read: a thread by another
 // (eventfd), a process by another (UNIX socket), both in C; and a goroutine in Go's
 // poller by a process, as the tiers' readers are.

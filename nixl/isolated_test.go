@@ -118,7 +118,7 @@ func TestIsolatedSuspendedProcess(t *testing.T) {
 	}
 }
 
-// What the other process writes is not trusted.
+// Data from the other process is not trusted.
 func TestIsolatedCorruptRing(t *testing.T) {
 	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolateCommand(t), CheckInterval: time.Millisecond})
 	defer tier.Close()

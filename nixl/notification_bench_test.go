@@ -134,7 +134,7 @@ func measureNIXL(t testing.TB, sender string, count int, cfg Config) latencies {
 // thread of NIXL's, beside which ours looks every 40 µs.
 var progress = map[string]Config{"descriptors": {}, "progress-thread": {Progress: true}}
 
-// A sender that knows no more than NIXL reaches us, whoever makes the progress.
+// A sender that uses only NIXL reaches this agent, whichever thread makes the progress.
 func TestRealForeignSender(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles its sender")

@@ -31,7 +31,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// What changes from run to run is replaced before a comparison.
+// volatile matches values that change from run to run, which are replaced before a comparison.
 var volatile = []struct {
 	re   *regexp.Regexp
 	with string

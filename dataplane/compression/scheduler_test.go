@@ -19,7 +19,7 @@ func swapScheduler(t *testing.T, own *scheduler) {
 	t.Cleanup(func() { decoding = was })
 }
 
-// Who finds too many before him, or waits too long, is refused; all turns come back.
+// A request that finds too many before it, or waits too long, is refused; all slots are returned.
 func TestDecodingIsBounded(t *testing.T) {
 	own := newScheduler(1, 3, 50*time.Millisecond)
 	swapScheduler(t, own)
@@ -158,7 +158,7 @@ func TestWaitForMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// What a decoder takes is counted while it decodes: one with a window of 8 MiB does not fit
+// The memory of a decoder is counted while it decodes: one with a window of 8 MiB does not fit
 // where 8 MiB are left.
 func TestWindowsAreCounted(t *testing.T) {
 	body := []byte(strings.Repeat("x", 100<<10))

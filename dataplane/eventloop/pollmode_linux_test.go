@@ -18,7 +18,7 @@ func TestPollMode(t *testing.T) {
 		"a quiet stream":       {1, 0, pollBriefFor, pollBlocking},
 		"between two streams":  {0, 0, pollBriefFor - 1, pollBrief},
 		"no streams any more":  {0, 0, pollBriefFor, pollBlocking},
-		"somebody is not done": {1, 1, pollBriefFor, pollImmediate},
+		"a stream is not done": {1, 1, pollBriefFor, pollImmediate},
 	} {
 		l := &Loop{count: c.count, readAgain: make([]*Task, c.again), lastIn: begun, now: begun.Add(c.quiet)}
 		if got := l.pollMode(); got != c.want {

@@ -117,7 +117,7 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 	}
 }
 
-// What is held counts in a budget; a slow client for whom there is no room is cut, others
+// Buffered bytes count in a budget; a slow client beyond it is cancelled, others
 // are not, and everything is given back.
 func TestUnsentUsesBudget(t *testing.T) {
 	t.Parallel()
@@ -160,7 +160,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 	testwait.Until(t, "all is given back", func() bool { return budget.Used() == 0 })
 }
 
-// What a client has not taken when the engine is done is given back with the end.
+// Bytes that a client has not read when the engine is done are released at the end.
 func TestUnsentAtTheEnd(t *testing.T) {
 	t.Parallel()
 	s := begin(t, 1)

@@ -20,7 +20,7 @@ func (s *blockingHandler) Process(p []byte, now time.Time) ([]byte, bool) {
 	return s.echo.Process(p, now)
 }
 
-// What an engine did not say while the loop was held up, as by a stopped process, is not
+// An engine's silence while the loop was stopped, as by a stopped process, is not
 // its silence; what it does not say from then on is.
 func TestStarvedLoop(t *testing.T) {
 	t.Parallel()

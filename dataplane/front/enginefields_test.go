@@ -18,7 +18,7 @@ import (
 
 // TestEngineFieldsAreReviewed checks that every member of every request model of the engine
 // releases in testdata/engine_fields.tsv is in the table or was reviewed as data. A release with
-// a new member fails this test until somebody has reviewed what engines do with it.
+// a new member fails this test until a reviewer has determined what engines do with it.
 func TestEngineFieldsAreReviewed(t *testing.T) {
 	known, in := map[string]string{}, map[string]bool{}
 	for _, f := range engineFields {

@@ -72,7 +72,7 @@ func relayFrom(t *testing.T, e *engine, opt Options) (r *testServer, ends chan r
 	}), ends, calls
 }
 
-// Whatever ends the engine's side of a stream, the client at once gets an error event and the end
+// For every way in which the engine's side of a stream ends, the client at once gets an error event and the end
 // of the stream in its protocol. Its connection serves another request, and the engine's is
 // closed.
 func TestEngineFailsInEveryProtocol(t *testing.T) {
@@ -186,7 +186,7 @@ func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 	}
 }
 
-// Whatever ends the client's side of a stream, the engine's call is cancelled at once.
+// For every way in which the client's side of a stream ends, the engine's call is cancelled at once.
 func TestClientFailsInEveryProtocol(t *testing.T) {
 	withBothRelayModes(t, testClientFailsInEveryProtocol)
 }

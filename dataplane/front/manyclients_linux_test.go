@@ -17,7 +17,7 @@ const (
 	readFast  readPace = iota // at once
 	readSlow                  // a little, now and then
 	readNever                 // nothing, once the stream has begun
-	readPage                  // whatever comes, and no stream
+	readPage                  // a page, not a stream
 )
 
 // manyClients are many clients of streams, which all run on the test's goroutine.

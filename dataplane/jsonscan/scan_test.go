@@ -243,7 +243,7 @@ func TestDepthLimit(t *testing.T) {
 			t.Errorf("depth %d passed limit %d", lim+1, lim)
 		}
 	}
-	// Whatever a config asks for, the recursion stays bounded.
+	// The recursion stays bounded for every configured depth.
 	huge := strings.Repeat(`[`, 1<<20)
 	if err := new(Doc).Scan([]byte(`{"a":`+huge), Limits{MaxDepth: 1 << 30}); err == nil || !strings.Contains(err.Error(), "1024") {
 		t.Error("no hard cap on depth:", err)
@@ -292,7 +292,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// What Find finds of each name alone, FindTwo finds of both, and on an error neither.
+// FindTwo finds for two names what Find finds for each, and on an error neither.
 func TestFindTwo(t *testing.T) {
 	names := []string{"tokens", "none", "id", "a_name_longer_than_any_known_member"}
 	for _, body := range []string{

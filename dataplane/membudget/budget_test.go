@@ -27,7 +27,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// What is held never passes the limit, and all of it comes back.
+// The bytes in use never exceed the limit, and all are returned.
 func TestBudgetConcurrent(t *testing.T) {
 	const limit, workers, rounds = 1000, 8, 2000
 	b := NewBudget(limit)
@@ -62,7 +62,7 @@ func TestBudgetConcurrent(t *testing.T) {
 	}
 }
 
-// What a part gives counts in the whole, which bounds it.
+// Bytes acquired from a part count in the whole budget, which bounds them.
 func TestNewChild(t *testing.T) {
 	b := NewBudget(100)
 	one, other := b.NewChild(), b.NewChild()

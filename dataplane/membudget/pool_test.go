@@ -37,7 +37,7 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-// What is kept while nobody has it is bounded, over all sizes together, and Trim lets go of it.
+// Idle buffers are bounded over all sizes together, and Trim releases them.
 func TestRetentionIsBounded(t *testing.T) {
 	p := new(Pool)
 	for _, most := range []int{defaultRetain, 3 << 20} {
@@ -87,8 +87,8 @@ func TestRetentionFollowsUse(t *testing.T) {
 	}
 }
 
-// Whoever reads a large buffer that was given back to the system reads zeros, and whoever
-// gets it next too.
+// A large buffer that was returned to the system contains zeros, for its reader and for
+// the next goroutine that gets it.
 func TestDiscardedPagesAreZero(t *testing.T) {
 	if !mapped || objpool.ChecksEnabled() {
 		t.Skip("buffers are the garbage collector's here, or keep their pattern")

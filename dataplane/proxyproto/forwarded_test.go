@@ -32,7 +32,7 @@ func TestXForwardedFor(t *testing.T) {
 		{[]string{"2001:db8::1"}, "2001:db8::1"},
 		{[]string{"::ffff:192.0.2.1"}, "192.0.2.1"},
 		{[]string{" 192.0.2.1 ,, 10.1.1.1 "}, "192.0.2.1"},
-		{[]string{"6.6.6.6, unknown, 10.1.1.1"}, "10.1.1.1"}, // who was before is not known
+		{[]string{"6.6.6.6, unknown, 10.1.1.1"}, "10.1.1.1"}, // the earlier sender is unknown
 		{[]string{"6.6.6.6, unknown"}, ""},
 		{[]string{"6.6.6.6, <script>, 10.2.2.2, 10.1.1.1"}, "10.2.2.2"},
 		{[]string{"192.0.2.1:http"}, ""},

@@ -124,7 +124,7 @@ func FuzzHeader(f *testing.F) {
 		if h.Size < 8 || h.Size > len(b) || h.Size > MaxHeader {
 			t.Fatalf("%d bytes of %d", h.Size, len(b))
 		}
-		// What stands behind it is none of its business, and no part of it is a whole.
+		// The parser ignores bytes after the header, and no part of a header is a whole one.
 		if again, err := Parse(append(b[:h.Size:h.Size], "\r\nGET"...)); err != nil || again != h {
 			t.Fatalf("%+v, %v; before %+v", again, err, h)
 		}

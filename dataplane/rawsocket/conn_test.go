@@ -322,7 +322,7 @@ func TestConnCloseWaitsForRefs(t *testing.T) {
 }
 
 // TestConnDescriptorIsNotReused: connections come and go, each with several who use it, while another
-// closes it. Whoever gets a descriptor finds its own client at the other end, never the
+// closes it. A goroutine that gets a descriptor finds its own client at the other end, never the
 // one whose connection has the same number by now, and in the end all are closed.
 func TestConnDescriptorIsNotReused(t *testing.T) {
 	l, at := listen(t, "127.0.0.1:0")

@@ -22,7 +22,7 @@ func pair(t *testing.T) (a, b int) {
 	return fds[0], fds[1]
 }
 
-// What a full socket did not take is sent later, from where it stopped: nothing is lost
+// Bytes that a full socket did not accept are sent later, from where it stopped: nothing is lost
 // and nothing comes twice, whatever the pieces are.
 func TestSendVector(t *testing.T) {
 	a, b := pair(t)

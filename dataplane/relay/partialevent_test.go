@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// What a stream sends that no empty line will end passes as it comes, and what an engine
-// cuts into crumbs costs no more than a few looks at each byte.
+// Stream data that no empty line will end passes as it comes, and an event
+// split into small parts costs only a few passes over each byte.
 func TestWholeEventsAreNotBuffered(t *testing.T) {
 	for name, k := range map[string]struct {
 		part string

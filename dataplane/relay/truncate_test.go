@@ -99,7 +99,7 @@ func TestBigLastEvent(t *testing.T) {
 	}
 }
 
-// What is kept of an event says the same to the scan as the event.
+// The scan gets the same result from a truncated event as from the whole event.
 func TestTruncatedScansTheSame(t *testing.T) {
 	for _, c := range captures {
 		body := load(t, c.file)
@@ -129,7 +129,7 @@ func scanTruncated(p sse.Protocol, body []byte, step int) scanResult {
 	return scanResultOf(s)
 }
 
-// Whatever comes, what is kept is no longer than it was, does not hang on where it is cut,
+// For every input, the truncated event is not longer than the event, does not depend on where it is split,
 // and may be written over it.
 func FuzzTruncate(f *testing.F) {
 	for _, c := range captures {

@@ -102,7 +102,7 @@ func TestNativeModes(t *testing.T) {
 	}
 }
 
-// Whatever events come, nothing panics and nothing grows without bound; what is
+// For every sequence of events, nothing panics and nothing grows without bound; what is
 // JSON stays JSON.
 func FuzzFormats(f *testing.F) {
 	for _, form := range []APIFormat{CompletionsFormat, ChatFormat} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What was packed comes back, whatever the ids, in the room that their bits take.
+// Packed ids are read back unchanged, for all ids, in the space that their bits need.
 func TestPackedIDs(t *testing.T) {
 	for width := 0; width <= 32; width++ {
 		for _, n := range []int{0, 1, 2, 7, 8, 9, 64, 1000} {

@@ -6,7 +6,7 @@ import (
 )
 
 // A Responses stream whose engine fails right behind response.created goes on with
-// response.in_progress, once, whoever tells it.
+// response.in_progress, once, whichever engine sends it.
 func TestResponsesResumeAfterCreated(t *testing.T) {
 	for _, running := range []bool{false, true} {
 		r := &responsesStream{t: new(Transcript), response: []byte(`{"id":"resp_x"}`), seq: 1, inProgressSent: running}

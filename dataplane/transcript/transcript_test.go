@@ -61,7 +61,7 @@ func TestTranscriptHidesIDs(t *testing.T) {
 	}
 }
 
-// What a movable stream's first event makes of it is kept, and nothing beside: there are
+// Only the state that a migratable stream's first event creates is kept: there are
 // thousands, and what lies among their memory for a moment leaves holes in it.
 func TestFirstEventRetainsLittle(t *testing.T) {
 	ids := make([]uint32, 64)
@@ -112,7 +112,7 @@ func TestTranscriptStopsBeforePartialRune(t *testing.T) {
 	}
 }
 
-// What an event can say that keeps another engine from going on.
+// Events after which another engine cannot continue the stream.
 func TestTranscriptIsBlocked(t *testing.T) {
 	for want, events := range map[string][]string{
 		"no_ids":           {plainEvent("a")},

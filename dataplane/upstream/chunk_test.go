@@ -43,7 +43,7 @@ func TestChunksSplitAnywhere(t *testing.T) {
 			if err != nil || !done || string(payload) != c.payload || used != end {
 				t.Fatalf("%q cut at %d: %q, used %d, done %v, %v", b, i, payload, used, done, err)
 			}
-			if i < end { // what is missing is missed
+			if i < end { // a missing part is an error
 				if _, _, done, err := dechunk(b[:i]); done || err != nil {
 					t.Fatalf("%q alone: done %v, %v", b[:i], done, err)
 				}

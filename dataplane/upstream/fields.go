@@ -3,7 +3,7 @@ package upstream
 import "sluice/dataplane/ascii"
 
 // hopByHop reports whether a header belongs to one connection only. That includes Content-Length,
-// which is written by whoever writes the body.
+// which the writer of the body writes.
 func hopByHop[T string | []byte](name T) bool {
 	switch len(name) {
 	case 2:

@@ -337,7 +337,7 @@ func TestNoRetryWhenLate(t *testing.T) {
 	}
 }
 
-// What the kernel already knows costs no retry.
+// A close that the kernel already knows costs no retry.
 func TestClosedIdleNoticed(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, func(p *peer) {

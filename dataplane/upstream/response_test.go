@@ -311,7 +311,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// Whatever the parser takes, net/http takes, and with the same framing.
+// The parser accepts only what net/http accepts, with the same framing.
 func FuzzHead(f *testing.F) {
 	for _, h := range malformedHeads {
 		if len(h) < 1000 {

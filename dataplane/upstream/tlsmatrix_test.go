@@ -217,7 +217,7 @@ func tlsMatrix(t *testing.T, ca *testCA, system bool) {
 			for _, ours := range []struct {
 				name  string
 				want  tls.ClientAuthType
-				shown *testCA // who signed ours; nil: none is shown
+				shown *testCA // CA of the client certificate; nil: no certificate is sent
 				ok    bool
 			}{
 				{"none asked", tls.NoClientCert, nil, true},

@@ -156,7 +156,7 @@ func TestHalfClosed(t *testing.T) {
 	}
 }
 
-// Who is not let in is logged once in a while, with how many there were: anybody may
+// Rejected connections are logged at intervals, with their number: any peer may
 // connect, as often as he likes.
 func TestHandshakeErrorsAreRateLimited(t *testing.T) {
 	var mu sync.Mutex

@@ -779,7 +779,7 @@ func TestCloseListeners(t *testing.T) {
 	}
 }
 
-// Who may come in by the key of the HELLO; streams know it.
+// The key of the HELLO decides who may connect; streams carry it.
 func TestAdmit(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {

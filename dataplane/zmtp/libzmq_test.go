@@ -122,7 +122,7 @@ func TestReconnectOfLibzmq(t *testing.T) {
 	s := peer(t, zmq.PUSH, relay.endpoint)
 	for i := range 3 {
 		mark := fmt.Sprintf("<%d>", i)
-		// What was sent while the connection broke may be lost with it: so it is said again.
+		// Messages sent while the connection broke may be lost with it, so they are sent again.
 		testwait.Until(t, "a message over connection "+mark, func() bool {
 			send(t, s, mark)
 			testwait.Pace(5 * time.Millisecond)

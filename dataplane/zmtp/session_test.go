@@ -152,7 +152,7 @@ func FuzzSession(f *testing.F) {
 		if fmt.Sprintf("%q %d %q %v", whole.messages, whole.parts, whole.answers, whole.err) != fmt.Sprintf("%q %d %q %v", cut.messages, cut.parts, cut.answers, cut.err) {
 			t.Errorf("whole: %+v\ncut: %+v", whole, cut)
 		}
-		// What was understood of messages, said again, is understood alike.
+		// Parsed messages, written again, parse to the same result.
 		again := [][]byte{handshakeBytes()}
 		for _, m := range whole.messages {
 			again = append(again, long(0, m))

@@ -90,7 +90,7 @@ func (l *streamReader) next(t *testing.T) (Message, error) {
 	}
 }
 
-// What libzmq's PUB sends comes as it was sent, whatever the sizes of messages and of
+// Messages of libzmq's PUB arrive unchanged, for all sizes of messages and of
 // the buffer, with heartbeats in between.
 func TestStreamOfAPublisher(t *testing.T) {
 	for _, buffer := range []int{64, 1000, 64 << 10} {
@@ -266,7 +266,7 @@ func longFrame(flags byte, size uint64, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint64([]byte{flags | flagLong}, size), body...)
 }
 
-// What no peer should send ends the connection, and takes no memory.
+// Invalid input ends the connection, and takes no memory.
 func TestHostileStreams(t *testing.T) {
 	for name, script := range map[string]func(c net.Conn){
 		"a frame too large":        func(c net.Conn) { c.Write(longFrame(0, 1<<62, nil)) },
@@ -317,7 +317,7 @@ func TestHeartbeatBetweenParts(t *testing.T) {
 	}
 }
 
-// What Next gave stays as it is while more is read into another buffer.
+// A message returned by Next stays unchanged while more is read into another buffer.
 func TestDetachedMessages(t *testing.T) {
 	big := bytes.Repeat([]byte("b"), 300<<10)
 	l := scriptedPeer(t, func(c net.Conn) {

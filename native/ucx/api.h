@@ -24,7 +24,7 @@ enum {
   UCX_ERR_LAST = -100
 };
 
-/* What may be a request, NULL, or an error in a pointer's clothes. */
+/* A request, NULL, or an error code cast to a pointer. */
 static inline int ucx_is_error(const void *p) { return (uintptr_t)p >= (uintptr_t)(intptr_t)UCX_ERR_LAST; }
 static inline ucx_status ucx_error_of(const void *p) { return (ucx_status)(intptr_t)p; }
 

@@ -443,7 +443,7 @@ type DNS struct {
 	Server      string        `yaml:"server"`                                        // HOST:PORT of a DNS server [those of /etc/resolv.conf]
 	MinInterval time.Duration `yaml:"min_interval" was:"least" min:"100ms"`          // shortest time between two queries; otherwise the answer's TTL
 	MaxInterval time.Duration `yaml:"max_interval" was:"most" min:"100ms" max:"24h"` // longest time between two queries
-	Worker      *Worker       `yaml:"worker"`                                        // what else is true of every worker found
+	Worker      *Worker       `yaml:"worker"`                                        // other settings of every worker that is found
 }
 
 // Kube finds pods by label.
@@ -457,7 +457,7 @@ type Kube struct {
 	ModelLabel    string   `yaml:"model_label"`               // label whose value is the model's name [read from the engine]
 	Port          string   `yaml:"port"`                      // port of the engine's HTTP server, by number or by the name of a container's port [8000]
 	Scheme        string   `yaml:"scheme" oneof:"http https"` // scheme of that server [http]
-	Worker        *Worker  `yaml:"worker"`                    // what else is true of every worker found: engine, ranks, labels, kv_events, options [nothing]
+	Worker        *Worker  `yaml:"worker"`                    // other settings of every worker that is found: engine, ranks, labels, kv_events, options [nothing]
 }
 
 // Register is the listener where workers register themselves.

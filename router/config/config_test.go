@@ -152,7 +152,7 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 	return f.Resolve(environ)
 }
 
-// What one field of the file asks of another may come from the environment or a flag;
+// A field that another field of the file requires may come from the environment or a flag;
 // where it comes from nowhere the fault has its place in the file, beside the others.
 func TestConfigIsCheckedOnce(t *testing.T) {
 	const file = "registration:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
@@ -344,7 +344,7 @@ func manyModels(n int) string {
 	return b.String()
 }
 
-// Whatever is in a file, it is read or refused with a place, and what is read
+// Every file is either read or refused with a place, and what is read
 // describes itself and stays valid.
 func FuzzConfig(f *testing.F) {
 	files, _ := filepath.Glob("testdata/bad/*.yaml")

@@ -20,7 +20,7 @@ func (c *Config) checkKeys(bad report) {
 			bad(path+".name", "%s is also the name of api_keys[%d]; want a unique name", quoted(k.Name), first)
 		}
 		names[k.Name] = i
-		// What stands there may be the key itself, so it is not shown.
+		// The value may be the key itself, so it is not printed.
 		if raw, err := hex.DecodeString(k.SHA256); err != nil || len(raw) != 32 {
 			bad(path+".sha256", "want the 64 hexadecimal digits of the key's SHA-256, as `sluice key` prints them; got %d characters", len(k.SHA256))
 			continue

@@ -88,7 +88,7 @@ models: {m: {pd: {lease: 25s}}}
 	}
 }
 
-// What needs a restart stays, and what is new must go with it.
+// Fields that need a restart stay unchanged, and new fields must be consistent with them.
 func TestApplyChecksMergedConfig(t *testing.T) {
 	const socket = "engine_api: {unix_socket: /run/s}\n"
 	old := parsed(t, socket+"limits: {max_body: 1MiB}") // and frames of 8 MiB

@@ -22,7 +22,7 @@ type Sidecar struct {
 	Ports             string        // and their ports
 	MaxPrefillWorkers int           // of them kept at once
 	PrefillIdle       time.Duration // one not named for so long is forgotten
-	Keys              string        // what else is true of each: key=value,…
+	Keys              string        // keys of each such worker: key=value,…
 	Addresses         string        // by which requests name the engine's ranks, in their order
 	EngineMetrics     bool          // /metrics holds the engine's too
 }

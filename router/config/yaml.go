@@ -393,7 +393,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 			d.errs.add(at, path, "%s where fields are expected; want name: value", kindOf(n))
 			return
 		}
-		// What is merged in comes first, so that the mapping's own fields win.
+		// Merged fields come first, so that the mapping's own fields take precedence.
 		for _, mv := range values {
 			if !mv.Key.IsMergeKey() {
 				continue

@@ -112,7 +112,7 @@ func TestEngineIDsWithoutRestart(t *testing.T) {
 	}
 }
 
-// What events have shown first is not shown again by the id that follows.
+// A restart that events have already shown is not counted again by the id that follows.
 func TestEngineIDAfterItsEvents(t *testing.T) {
 	f, l, r := identified(t, worker.Spec{Ranks: []uint16{0, 1}})
 	other := r.Worker.Ranks[1]

@@ -285,7 +285,7 @@ func TestFirstProbeWaitsForSGLang(t *testing.T) {
 	testwait.Until(t, "it is asked /ping", func() bool { return e.count("/ping") > 2 })
 	f.Close()
 	for len(logLines) > 0 {
-		// What it is asked beside (GET …) has the shorter time, which a machine that stands still can miss.
+		// Its other requests (GET …) have a shorter timeout, which a stopped machine can miss.
 		if line := <-logLines; strings.Contains(line, "level=WARN") && !strings.Contains(line, "GET /") {
 			t.Errorf("the router warned: %s", line)
 		}

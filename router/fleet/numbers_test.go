@@ -9,7 +9,7 @@ import (
 	"sluice/router/worker"
 )
 
-// What vLLM 0.32 shows on the second of two nodes with eight ranks each
+// Output of vLLM 0.32 on the second of two nodes with eight ranks each
 // (--data-parallel-hybrid-lb --data-parallel-start-rank 8): its own ranks by their numbers
 // over both nodes, in the metrics and as the sources of events.
 func secondNode(t *testing.T) *testEngine {

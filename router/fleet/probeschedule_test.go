@@ -28,7 +28,7 @@ func TestIntervals(t *testing.T) {
 			t.Errorf("%d servers: %+v, want %+v", c.servers, iv, want)
 		}
 	}
-	// What the configuration says is the least, however it is.
+	// The configured interval is a lower bound in every case.
 	for _, o := range []Options{
 		{ProbeInterval: time.Minute, ScrapeInterval: time.Hour},
 		{ProbeInterval: 10 * ms, ProbeTimeout: ms, ScrapeInterval: 10 * ms},

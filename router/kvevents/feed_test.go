@@ -81,7 +81,7 @@ func TestStartReplaysEarlierBatches(t *testing.T) {
 	})
 }
 
-// What came by replay and waits in the subscription too must be distinguished from the
+// Messages that came by replay and also wait in the subscription must be distinguished from the
 // beginning of a new life.
 func TestLiveCopiesOfReplayedBatches(t *testing.T) {
 	e := newEngine(t, true)
@@ -192,7 +192,7 @@ func TestReplayWithLosses(t *testing.T) {
 	}
 }
 
-// What is published between the replay's answer and the subscription's arrival is
+// A message published between the replay's answer and the subscription's arrival is
 // heard by nobody; the feed asks for it though no message follows that would tell.
 func TestLostBeforeTheSubscriptionStood(t *testing.T) {
 	e := newEngine(t, true)
@@ -566,7 +566,7 @@ func TestBindIsRetried(t *testing.T) {
 	r.indexEquals(all...)
 }
 
-// Whoever else comes to a port that the feed listens at, a probe of its health, a
+// Another peer that connects to a port of the feed, such as a health probe or a
 // second engine before the first is known to be gone, and leaves again, does not cost
 // the rank its trust for good.
 func TestStrangersAtABoundFeed(t *testing.T) {
@@ -612,7 +612,7 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 				r.indexEquals(all[:5]...)
 				r.awaitState(worker.FeedLive)
 				visit(e, strings.TrimPrefix(e.Endpoint, "tcp://"))
-				time.Sleep(300 * time.Millisecond) // what it does to the feed is done
+				time.Sleep(300 * time.Millisecond) // its effect on the feed is over
 				for _, b := range all[5:] {
 					e.publish(b)
 				}

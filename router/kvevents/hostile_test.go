@@ -56,7 +56,7 @@ func TestMalformedMessages(t *testing.T) {
 func TestUnreadableBatches(t *testing.T) {
 	bad := map[string]struct {
 		payload []byte
-		trusted bool // what is held may still be believed
+		trusted bool // the held blocks may still be trusted
 	}{
 		"empty":         {nil, false},
 		"no msgpack":    {[]byte("HTTP/1.1 400 Bad Request"), false},
@@ -137,7 +137,7 @@ func TestReplayOfGarbage(t *testing.T) {
 	r.awaitOpen()
 	r.await("malformed", 1)
 	r.indexEquals(all[21:]...)
-	// What the engine keeps has the message in it each time it is requested again.
+	// Each replay by the engine contains the message again.
 	if n := r.get("malformed"); n > 1+maxResyncs {
 		t.Errorf("%d messages that could not be read; want %d at most", n, 1+maxResyncs)
 	}

@@ -8,8 +8,8 @@ import (
 	"sluice/dataplane/zmtp"
 )
 
-// What is read ahead is bounded by bytes, in order, and nothing of it is lost: what
-// finds no room stays where it was.
+// Read-ahead is bounded in bytes, ordered and lossless: a message beyond the bound stays
+// where it was.
 func TestInboxIsBoundedByBytes(t *testing.T) {
 	e := newEngine(t, false)
 	r := newFeedHarness(t, e, nil)

@@ -140,7 +140,7 @@ func FuzzDecodeLoads(f *testing.F) {
 	})
 }
 
-// What each rank says goes to that rank, from a real socket.
+// Each rank's messages are applied to that rank, from a real socket.
 func TestLoadsGoToTheirRanks(t *testing.T) {
 	pub, err := zmq.NewSocket(zmq.PUB)
 	if err != nil {

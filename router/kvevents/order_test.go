@@ -62,7 +62,7 @@ func (r *feedHarness) stepped() *feed {
 	return f
 }
 
-// What is published between the end of a connection and the next one reaches nobody, and
+// A message published between the end of a connection and the next one reaches no subscriber, and
 // no gap tells of it.
 func TestReconnect(t *testing.T) {
 	e := newEngine(t, true)

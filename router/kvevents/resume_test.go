@@ -9,7 +9,7 @@ import (
 	"sluice/router/worker"
 )
 
-// What a publisher drops last of all leaves no gap: the engine is asked.
+// A message that a publisher drops last leaves no gap, so the feed requests a replay.
 func TestTailCheck(t *testing.T) {
 	layouts(t, func(t *testing.T, e *engine) {
 		s := newEventWriter(30, 1)

@@ -60,7 +60,7 @@ func TestFeedsOfAFleet(t *testing.T) {
 	}
 }
 
-// What a fleet's feeds may take beside what the process had before.
+// Limits of a fleet's feeds, in addition to the process before them.
 const (
 	maxThreads       = 8
 	maxPerFeed       = 2  // descriptors, between replays

@@ -73,7 +73,7 @@ func TestApproxConfirm(t *testing.T) {
 	if got := depthOf(a, 1, seqs); got != 2 {
 		t.Errorf("depth %d after the engine reported 2, want 2", got)
 	}
-	a.Confirm(1, other, 5) // what the engine had is held, whoever brought it
+	a.Confirm(1, other, 5) // blocks that the engine had are held, from whichever source
 	if got := depthOf(a, 1, other); got != 5 {
 		t.Errorf("depth %d of a prompt the engine reported, want 5", got)
 	}
@@ -242,7 +242,7 @@ func TestApproxTablesStaySparse(t *testing.T) {
 	}
 }
 
-// What nobody asks for again goes too, by others' calls.
+// Observations without further requests are removed too, by calls for other prompts.
 func TestApproxExpiresInIdleShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewApprox(ApproxOptions{TTL: time.Minute})
@@ -277,7 +277,7 @@ func TestApproxClearsInSteps(t *testing.T) {
 		seqs := fill()
 		all := a.Len()
 		time.Sleep(time.Hour)
-		a.sweeping.Store(true) // as if somebody had begun
+		a.sweeping.Store(true) // as if another goroutine had begun
 		for name, do := range map[string]func(){
 			"Find":    func() { a.Find(seqs, new(Overlap)) },
 			"Observe": func() { a.Observe(1, seqs) },

@@ -10,7 +10,7 @@ import (
 	"sluice/router/worker"
 )
 
-// What readers are promised is tested where every answer can be judged: a rank's
+// The guarantees to readers are tested where every answer can be checked: a rank's
 // depth moves through values known to the test, which brackets each Find by what
 // was done before it began and what had begun before it ended.
 

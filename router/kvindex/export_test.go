@@ -114,7 +114,7 @@ func leafTraffic(rng *rand.Rand, n int, slots []worker.Slot) (ops []op) {
 	return ops
 }
 
-// What is exported is what the model exports, and imported into an empty index it
+// The export equals the model's export, and imported into an empty index it
 // gives the same answers. Where blocks were taken from the middle, some may be left
 // out, and nothing else.
 func TestExportEqualsTheModel(t *testing.T) {
@@ -180,7 +180,7 @@ func TestExportEqualsTheModel(t *testing.T) {
 	}
 }
 
-// What is held all the while is exported once, whatever comes and goes beside it and
+// Blocks held throughout are exported once, despite concurrent changes of others and
 // however tables grow.
 func TestExportWhileWriting(t *testing.T) {
 	defer func(step int) { moveStep = step }(moveStep)
@@ -227,7 +227,7 @@ func TestExportWhileWriting(t *testing.T) {
 	}
 }
 
-// What is believed all the while is written down once, whoever writes meanwhile.
+// Observations held throughout are exported once, despite concurrent writers.
 func TestApproxExportWhileWriting(t *testing.T) {
 	a := NewApprox(ApproxOptions{})
 	prompt := func(sid int) []blockhash.Seq {

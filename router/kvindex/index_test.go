@@ -245,7 +245,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// What a rank was given room for moves no table when it comes.
+// Blocks for which space was reserved move no table when they are stored.
 func TestReserve(t *testing.T) {
 	ix := New(Options{}).(*radix)
 	ix.Reserve(3, 5000)

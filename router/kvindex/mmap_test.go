@@ -109,7 +109,7 @@ func TestReserveAfterStores(t *testing.T) {
 	}
 }
 
-// What an index that was dropped had mapped goes with it.
+// The mappings of a dropped index are unmapped with it.
 func TestMappedTablesAreCollected(t *testing.T) {
 	mapSmallTables(t)
 	freed := make(chan struct{})

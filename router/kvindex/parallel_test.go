@@ -112,7 +112,7 @@ func TestBoundUnderParallelWriters(t *testing.T) {
 	}
 }
 
-// What is looked up much outlives what was stored after it and is not.
+// Blocks that are often looked up outlive blocks that were stored later and are not.
 func TestReadsKeepALeafWarm(t *testing.T) {
 	ix := New(Options{MaxBytes: 300_000})
 	ev, warm := chain(1, 0, 30)

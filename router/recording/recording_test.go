@@ -354,7 +354,7 @@ func TestFilesAreRotated(t *testing.T) {
 		t.Errorf("%d files of %d are left with %d bytes", len(left), len(files.Names()), total)
 	}
 	if _, err := os.Stat(keep); err != nil {
-		t.Error("a file of somebody else is gone")
+		t.Error("a foreign file was deleted")
 	}
 }
 

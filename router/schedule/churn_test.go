@@ -87,7 +87,7 @@ func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 	choosers.Wait()
 	close(stop)
 	churn.Wait()
-	for _, r := range all { // what engines said is not a booking
+	for _, r := range all { // loads reported by engines are not reservations
 		r.Waiting.Store(0)
 		r.SetKVUsage(0)
 	}

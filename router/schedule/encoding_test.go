@@ -11,7 +11,7 @@ import (
 	"sluice/router/worker"
 )
 
-// What a record keeps of a decision is what was decided, to the digit that is shown.
+// A decoded record equals the decision, to the digit that is shown.
 func TestDecisionEncoding(t *testing.T) {
 	rs := ranks(400) // their numbers take one byte and two
 	ranks := newRankIDs()
@@ -95,7 +95,7 @@ func TestStreamSize(t *testing.T) {
 	}
 }
 
-// A record names the ranks that were chosen from, whoever has their slots by then, and ranks
+// A record names the ranks of the choice, even if other ranks have their slots by then, and ranks
 // that no record names are let go of.
 func TestRecordsNameRemovedRanks(t *testing.T) {
 	opt := testOptions

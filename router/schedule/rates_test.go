@@ -202,7 +202,7 @@ func TestThousandInTenMilliseconds(t *testing.T) {
 	}
 }
 
-// What is left of a prefill is the time for its own tokens and for those reserved before
+// The remaining time of a prefill is that of its own tokens and of those reserved before
 // it, less the time since it was reserved.
 func TestRemainingOfAPrefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

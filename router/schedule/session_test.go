@@ -82,7 +82,7 @@ func TestSessionsMoveOnlyFromRemovedRanks(t *testing.T) {
 	}
 }
 
-// What is held in slower tiers counts for less, each by its weight.
+// Blocks in slower tiers count for less, each by its weight.
 func TestTiersAreWeighed(t *testing.T) {
 	for _, n := range []int{3, 60} { // the plain way, and the board
 		rs := ranks(n)

@@ -50,7 +50,7 @@ func TestSweeps(t *testing.T) {
 	})
 }
 
-// Who is collected is looked at no more.
+// A collected entry is not visited again.
 func TestCollected(t *testing.T) {
 	p := New(time.Hour, check)
 	kept := new(item)

@@ -23,7 +23,7 @@ func TestCacheDistinguishesRequests(t *testing.T) {
 			}
 		}
 	}
-	// What does not change the tokens does not miss.
+	// Fields that do not change the tokens cause no miss.
 	if p := find(t, tk, Chat, `{"stream":true,"max_tokens":3,"messages":[{"content":"hello"}],"model":"a","tools":null}`, nil); p.Source != FromCache {
 		t.Errorf("other members: from %v", p.Source)
 	}
@@ -134,7 +134,7 @@ func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
 	}
 }
 
-// Whatever comes, the bytes are those of the entries, under the bound, and the
+// After every operation, the bytes equal the sum of the entries, under the bound, and the
 // list holds each entry once.
 func TestCacheBookkeeping(t *testing.T) {
 	c := sized(64 << 10)

@@ -138,7 +138,7 @@ func TestWaiterHasItsOwnTimeout(t *testing.T) {
 	w.put()
 	_, f, leads := tk.cache.get(key, true)
 	if !leads {
-		t.Fatal("somebody leads already")
+		t.Fatal("another call already leads")
 	}
 	p := await(t, "the one who waits", start(t, tk, e.ep, nil))
 	if p.Source != FromText || p.Err == "" {

@@ -38,7 +38,7 @@ func TestNextTurnExtendsText(t *testing.T) {
 	}
 }
 
-// What stands before the messages in the rendered prompt stands before them in
+// Text before the messages in the rendered prompt comes before them in
 // the text, wherever the client put it.
 func TestToolsComeFirst(t *testing.T) {
 	tk := New(Options{Mode: ModeText})

@@ -82,7 +82,7 @@ class NixlChannel:
             self._peer = name.decode() if isinstance(name, bytes) else name
             self._board = router.board
             if self._board is not None:
-                # What is written from must be registered, and stay where it is.
+                # The source memory must be registered and must not move.
                 self._buffer = (ctypes.c_char * RECORD_BYTES)()
                 self._from = ctypes.addressof(self._buffer)
                 self._registered = self._agent.register_memory([(self._from, RECORD_BYTES, 0, "")], "DRAM")

@@ -65,7 +65,7 @@ def fetch(router: str, token: Optional[str]) -> Endpoint:
     try:
         with opener.open(request, timeout=TIMEOUT) as answer:
             body = answer.read(MAX_ANSWER + 1)
-    except http.client.HTTPException as e:  # somebody else listens there, or it was cut short
+    except http.client.HTTPException as e:  # another server listens there, or the answer was truncated
         raise OSError(f"no HTTP answer: {e!r}") from e
     if len(body) > MAX_ANSWER:
         raise ValueError("the router's answer is too long")

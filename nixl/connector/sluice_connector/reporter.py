@@ -110,7 +110,7 @@ class Reporter:
         """Whether there is a channel; makes one when it is time to."""
         now = time.monotonic()
         s = self._settings
-        # What waits to be sent goes first: asking takes an HTTP call.
+        # Queued reports are sent first: a request for the document takes an HTTP call.
         again = 4 * ASK_AGAIN if self._queue else ASK_AGAIN
         if self._channel is not None and (s.zmq or now - self._asked < again):
             return True

@@ -117,7 +117,7 @@ class Watch:
                 self._stumbled("transfers under way", e)
             done = pop(transfers)
             if self._telemetry:
-                # What pop has taken out of transfers is lost if this code raises an exception.
+                # Entries that pop has removed from transfers are lost if this code raises an exception.
                 try:
                     for request, handles in before:
                         for handle in handles:

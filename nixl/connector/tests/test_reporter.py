@@ -156,7 +156,7 @@ class ReporterTest(unittest.TestCase):
         reporter = self.start(Settings(router=router.url))
         reporter.put(Report(SENT, "a"))
         self.assertTrue(pull.get().endswith(b" a"))
-        # The next look for the document meets somebody else.
+        # The next request for the document reaches another server.
         channel = reporter._channel
         reporter._settings = Settings(router=f"http://127.0.0.1:{stranger.server_address[1]}")
         reporter._asked = -1e9

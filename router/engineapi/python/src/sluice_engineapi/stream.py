@@ -68,7 +68,7 @@ class Stream:
     async def until(self, done: Callable[[], bool]) -> None:
         """Waits, before the request is sent, for done or for the request's own end.
 
-        Whoever makes done true calls wake.
+        The caller that sets done calls wake.
         """
         while not (done() or self.ended or self.stopped):
             await self._woken()
