@@ -6,7 +6,8 @@
 
 TOOLS is the folder that scripts/prometheus.sh prints. The rest starts `bin/sluice demo` and a
 Prometheus that scrapes it and evaluates the rules, and runs the query of every panel of every
-dashboard: each must bring data back.
+dashboard: each must bring data back. Beside it runs a router with native histograms and traced
+requests, whose histograms and exemplars Prometheus must have.
 """
 import glob
 import json
@@ -139,25 +140,34 @@ def main():
     if "--rules" not in sys.argv[2:]:
         with tempfile.TemporaryDirectory(prefix="sluice-observability.") as work:
             demo = subprocess.Popen([os.path.join(ROOT, "bin", "sluice"), "demo", "--rate", "4", "--duration", "170s"], stdout=open(work + "/demo", "w"), stderr=subprocess.STDOUT)
-            prometheus = None
+            prometheus = native = None
             try:
                 await_("the demo's address", lambda: re.search(r"API +http://(\S+)/v1", open(work + "/demo").read()), 20)
                 router = re.search(r"API +http://(\S+)/v1", open(work + "/demo").read()).group(1)
+                native = Native(work)
                 # Shorter intervals than in production, so that the test takes a minute.
                 rules = re.sub(r"interval: 30s", "interval: 2s", open(os.path.join(FOLDER, "rules", "recording.yaml")).read())
                 open(work + "/recording.yaml", "w").write(rules)
                 json.dump({
                     "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"},
                     "rule_files": [work + "/recording.yaml", os.path.abspath(os.path.join(FOLDER, "rules", "alerts.yaml"))],
-                    "scrape_configs": [{"job_name": "sluice", "static_configs": [{"targets": [router]}]}],
+                    "scrape_configs": [
+                        {"job_name": "sluice", "static_configs": [{"targets": [router]}]},
+                        {"job_name": "native", "always_scrape_classic_histograms": True, "static_configs": [{"targets": [native.address]}]},
+                    ],
                 }, open(work + "/prometheus.yml", "w"))
-                prometheus = subprocess.Popen([os.path.join(tools, "prometheus"), "--config.file", work + "/prometheus.yml", "--storage.tsdb.path", work + "/data", "--web.listen-address", "127.0.0.1:0", "--log.level", "warn"], stdout=open(work + "/log", "w"), stderr=subprocess.STDOUT)
+                prometheus = subprocess.Popen([os.path.join(tools, "prometheus"), "--config.file", work + "/prometheus.yml", "--storage.tsdb.path", work + "/data", "--web.listen-address", "127.0.0.1:0", "--log.level", "warn", "--enable-feature", "native-histograms,exemplar-storage"], stdout=open(work + "/log", "w"), stderr=subprocess.STDOUT)
                 await_("Prometheus' address", lambda: listening(prometheus.pid), 30)
                 base = "http://127.0.0.1:%d" % listening(prometheus.pid)
+                await_("the first scrapes", lambda: len(query(base, "up == 1")) == 2, 60)
+                for _ in range(5):
+                    native.traced_request()
+                    time.sleep(1)
                 await_("30 s of scrapes", lambda: float(query(base, "min(count_over_time(up[10m]))")[0]["value"][1]) >= 15 if query(base, "up") else False, 120)
                 await_("the recording rules", lambda: query(base, "rank_leg:sluice_leg_seconds:mean_rate5m"), 60)
                 check_dashboards(base)
                 check_live_rules(base)
+                native.check(base)
                 for accept in ("", "application/openmetrics-text;version=1.0.0"):
                     page = fetch(f"http://{router}/metrics", accept)
                     if not accept:
@@ -165,6 +175,8 @@ def main():
                     elif not page.endswith("# EOF\n"):
                         fail("OpenMetrics does not end with # EOF")
             finally:
+                if native:
+                    native.close()
                 for process in (prometheus, demo):
                     if process:
                         process.terminate()
@@ -174,6 +186,61 @@ def main():
     if failures:
         sys.exit(f"observability-test: {len(failures)} checks failed")
     print("observability-test: all checks passed")
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Native:
+    """A router with native histograms in front of one simulated engine."""
+
+    def __init__(self, work):
+        self.log, binary = work + "/native", os.path.join(ROOT, "bin", "sluice")
+        self.engine = subprocess.Popen([binary, "sim", "--listen", "127.0.0.1:0", "--speed", "5"], stdout=open(work + "/sim", "w"), stderr=subprocess.STDOUT)
+        self.router = None
+        try:
+            engine = printed_address(work + "/sim")
+            self.router = subprocess.Popen([binary, "serve", "--engine", "http://" + engine, "--listen", "127.0.0.1:0", "--admin", "off", "--set", "metrics.native_histograms=true"], stdout=open(self.log, "w"), stderr=subprocess.DEVNULL)
+            self.address = printed_address(self.log)
+            await_("a ready router", lambda: fetch(f"http://{self.address}/readyz"), 20)
+        except SystemExit:
+            print(open(self.log).read() if os.path.exists(self.log) else "", open(work + "/sim").read())
+            self.close()
+            raise
+
+    def traced_request(self):
+        body = {"model": "sim", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+        request = urllib.request.Request(f"http://{self.address}/v1/chat/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+        with urllib.request.urlopen(request, timeout=20) as r:
+            r.read()
+
+    def check(self, base):
+        name = "sluice_model_time_to_first_token_seconds"
+        for selector in ("", "_bucket"):
+            if not query(base, f'histogram_quantile(0.5, sum by (le) (rate({name}{selector}{{job="native"}}[30s])))'):
+                fail(f"no {'classic' if selector else 'native'} histogram of the router with native ones")
+        if query(base, f'{name}{{job="sluice"}}'):
+            fail("the demo has a native histogram without the option")
+        query_of = {"query": name + '_bucket{job="native"}', "start": time.time() - 300, "end": time.time()}
+        found = json.loads(fetch(base + "/api/v1/query_exemplars?" + urllib.parse.urlencode(query_of)))["data"]
+        ids = {e["labels"].get("trace_id") for series in found for e in series["exemplars"]}
+        if ids != {TRACE}:
+            fail(f"exemplars have the trace ids {ids}, want {TRACE}")
+        print("ok    Prometheus has native and classic histograms, and exemplars")
+
+    def close(self):
+        for process in (self.router, self.engine):
+            if process:
+                process.terminate()
+                process.wait(20)
+
+
+def printed_address(path):
+    """Waits until a process has printed the address on which it listens, and returns it."""
+    line = re.compile(r"^(127\.0\.0\.1:\d+)$", re.M)
+    await_("an address in " + os.path.basename(path), lambda: line.search(open(path).read()), 20)
+    return line.search(open(path).read()).group(1)
 
 
 def listening(pid):
