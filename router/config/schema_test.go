@@ -251,8 +251,7 @@ func TestDocsSchema(t *testing.T) {
 		t.Error("schema.json is out of date; run: go test ./router/config -run TestDocs -rewrite")
 	}
 	var missing []string
-	var walk func(path string, s object)
-	walk = func(path string, s object) {
+	walk := func(path string, s object) {
 		for name, p := range s["properties"].(object) {
 			if p := p.(object); p["description"] == nil {
 				missing = append(missing, path+name)
