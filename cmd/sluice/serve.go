@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -21,8 +21,8 @@ import (
 const serveLong = `Runs the router. The configuration is the file given by --config, with environment variables
 (SLUICE_ and the path of a field) over the file and flags over both.
 
-The first line on standard output is the address on which the router listens; logs go to standard
-error. /readyz reports what the router is waiting for. SIGTERM drains and ends it, SIGHUP reloads
+The first line on standard output is the address on which the router listens, as JSON with
+log.format json; logs go to standard error. /readyz reports what the router is waiting for. SIGTERM drains and ends it, SIGHUP reloads
 the configuration (see sluice reload), SIGUSR2 replaces the process (see sluice restart).`
 
 const serveExamples = `
@@ -68,22 +68,25 @@ func serveCommand() *cobra.Command {
 
 // serve runs the router until ctx ends.
 func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) int {
+	format := flags.LogFormat(os.Environ())
+	fail := func(err error) int {
+		printFailure(stderr, format, "sluice serve", err)
+		return 1
+	}
 	cfg, wrong := flags.Resolve(os.Environ())
 	given, err := app.InheritListeners()
 	if err != nil {
-		fmt.Fprintln(stderr, "sluice serve:", err)
-		return 1
+		return fail(err)
 	}
 	if wrong != nil {
 		given.ReportFailed(wrong)
-		fmt.Fprintln(stderr, wrong)
-		return 1
+		return fail(wrong)
 	}
 	log, level, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	if err != nil {
-		fmt.Fprintln(stderr, "sluice serve:", err)
-		return 1
+		return fail(err)
 	}
+	slog.SetDefault(log) // package log, which libraries use, writes to it
 	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
@@ -91,16 +94,14 @@ func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) i
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given})
 	if err != nil {
 		given.ReportFailed(err)
-		fmt.Fprintln(stderr, "sluice serve:", err)
-		return 1
+		return fail(err)
 	}
 	if !given.Replaces() { // the first process printed the address already
-		fmt.Fprintln(stdout, r.Addr())
+		printAddress(stdout, format, r.Addr())
 	}
 	go memtuner.Run(ctx, memtuner.Options{Idle: membudget.Default.TrimIdle})
 	if err := r.RunWithSignals(ctx); err != nil {
-		fmt.Fprintln(stderr, "sluice serve:", err)
-		return 1
+		return fail(err)
 	}
 	return 0
 }

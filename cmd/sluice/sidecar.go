@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -53,7 +53,7 @@ func sidecarCommand() *cobra.Command {
 // runSidecar runs the sidecar until ctx ends.
 func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr io.Writer) int {
 	fail := func(err error) int {
-		fmt.Fprintln(stderr, "sluice sidecar:", err)
+		printFailure(stderr, flags.LogFormat(os.Environ()), "sluice sidecar", err)
 		return 1
 	}
 	given, err := app.InheritListeners()
@@ -63,13 +63,13 @@ func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr 
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
 		given.ReportFailed(err)
-		fmt.Fprintln(stderr, err)
-		return 1
+		return fail(err)
 	}
 	log, level, err := obs.NewLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	if err != nil {
 		return fail(err)
 	}
+	slog.SetDefault(log) // package log, which libraries use, writes to it
 	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
@@ -79,7 +79,7 @@ func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr 
 		return fail(err)
 	}
 	if !given.Replaces() {
-		fmt.Fprintln(stdout, r.Addr())
+		printAddress(stdout, cfg.Log.Format, r.Addr())
 	}
 	go memtuner.Run(ctx, memtuner.Options{Percent: sidecarGC, Idle: membudget.Default.TrimIdle})
 	if err := r.RunWithSignals(ctx); err != nil {

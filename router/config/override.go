@@ -419,6 +419,20 @@ func (f *Flags) Resolve(environ []string) (*Config, error) {
 	return c, nil
 }
 
+// LogFormat returns log.format of file, environment and flags, even if other fields have errors, for
+// the message about them. It is the default if it has an error itself.
+func (f *Flags) LogFormat(environ []string) string {
+	c, errs := Default(), &errorList{}
+	if path := f.ConfigPath(); path != "" {
+		if text, err := readFile(path); err == nil {
+			c = read(path, text, errs)
+		}
+	}
+	c.applyEnv(environ, errs)
+	f.applySets(c, errs)
+	return c.Log.Format
+}
+
 // isBlank says whether a file's text is none, not even a comment.
 func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
