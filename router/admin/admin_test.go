@@ -332,6 +332,13 @@ func TestMetricsRoute(t *testing.T) {
 	if code, h, body := f.call(t, "GET", "/metrics", bearer(testToken)); code != 200 || !strings.Contains(body, "sluice_requests_accepted_total 1") || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
 		t.Errorf("%d %v", code, h)
 	}
+	openMetrics := func(r *http.Request) {
+		bearer(testToken)(r)
+		r.Header.Set("Accept", "application/openmetrics-text")
+	}
+	if code, h, body := f.call(t, "GET", "/metrics", openMetrics); code != 200 || !strings.HasSuffix(body, "# EOF\n") || !strings.HasPrefix(h.Get("Content-Type"), "application/openmetrics-text") {
+		t.Errorf("as OpenMetrics: %d %v", code, h)
+	}
 }
 
 // listen opens the event stream and returns its events until ctx ends.
