@@ -209,25 +209,15 @@ func (x *httpExchange) scan() bool {
 	if !x.checkFields() {
 		return false
 	}
-	var edits [16]jsonscan.Edit // more than engineFields has keys
-	cut := 0
-	for i := range engineFields {
-		f := &engineFields[i]
-		switch {
-		case f.key == noKey || !x.Doc.Has(f.key):
-			continue
-		case f.rule == routerOnly && !x.srv.options().StripForbidden:
-			x.Error(ForbiddenField, f.name, "field "+strconv.Quote(f.name)+" "+routerOnlyMessage, 0)
-			return false
-		case f.rule == requestName && x.Endpoint.Kind != ResponsesAPI:
-			continue
-		}
-		// A request_id is always removed for the Responses API: vLLM stores the response
-		// under it and would replace another client's response with the same id.
-		edits[cut] = jsonscan.Edit{Key: f.key, Op: jsonscan.Remove}
-		cut++
+	if name := routerOnlyMember(&x.Doc); name != "" && !x.srv.options().StripForbidden {
+		x.Error(ForbiddenField, name, "field "+strconv.Quote(name)+" "+routerOnlyMessage, 0)
+		return false
 	}
-	if cut == 0 {
+	// A request_id is always removed for the Responses API: vLLM stores the response under it and
+	// would replace another client's response with the same id.
+	var room [maxRemovals]jsonscan.Edit
+	edits := appendRemovals(room[:0], &x.Doc, x.Endpoint.Kind == ResponsesAPI)
+	if len(edits) == 0 {
 		return true
 	}
 	lease, ok := membudget.Default.Lease(x.srv.budget, len(x.Doc.Body))
@@ -235,11 +225,31 @@ func (x *httpExchange) scan() bool {
 		return x.rejectBudgetExhausted()
 	}
 	x.body.editedLease = lease
-	edited := x.Doc.Edited(x.body.editedLease.Bytes()[:0], edits[:cut]...)
+	edited := x.Doc.Edited(x.body.editedLease.Bytes()[:0], edits...)
 	if err := x.Doc.Scan(edited, limits); err != nil {
 		return x.rejectBadJSON(err)
 	}
 	return true
+}
+
+// checkFields checks every member of the body that the table knows. If it refuses one, it
+// answers the request and returns false.
+func (x *httpExchange) checkFields() bool {
+	bad := checkDoc(&x.Doc, x.srv.options().MediaHosts)
+	if bad == nil {
+		return true
+	}
+	field := bad.name()
+	x.Error(reasonOf(bad), field, "field "+strconv.Quote(field)+" "+bad.message, 0)
+	return false
+}
+
+// reasonOf returns the reason of a refusal because of a member.
+func reasonOf(bad *badField) Reason {
+	if bad.forbidden {
+		return ForbiddenField
+	}
+	return BadField
 }
 
 func (x *httpExchange) rejectBadJSON(err error) bool {

@@ -183,12 +183,12 @@ func TestForbiddenFields(t *testing.T) {
 	values := []string{`{"remote_host":"10.0.0.1"}`, `"x"`, `1`, `[]`, `false`}
 	refuse := start(t, Options{}, echo)
 	strip := start(t, Options{StripForbidden: true}, echo)
-	for _, f := range engineFields {
-		if f.rule != routerOnly {
+	for name, onlyRouter := range EngineFields() {
+		if !onlyRouter {
 			continue
 		}
 		for _, v := range values {
-			body := `{"model":"m","` + f.name + `":` + v + `,"z":1}`
+			body := `{"model":"m","` + name + `":` + v + `,"z":1}`
 			c := refuse.dial()
 			c.send(chatPost(body))
 			resp, text := c.readResponse()
@@ -196,16 +196,16 @@ func TestForbiddenFields(t *testing.T) {
 				t.Errorf("%s: %d", body, resp.StatusCode)
 			}
 			// A value of the wrong type may be refused as such.
-			contains(t, text, `"param":"`+f.name+`"`)
+			contains(t, text, `"param":"`+name+`"`)
 		}
 		v := `{}`
-		switch f.name {
+		switch name {
 		case "bootstrap_host":
 			v = `"h"`
 		case "bootstrap_port", "bootstrap_room":
 			v = `7`
 		}
-		body := `{"model":"m", "` + f.name + `":` + v + `,"z":12345678901234567890}`
+		body := `{"model":"m", "` + name + `":` + v + `,"z":12345678901234567890}`
 		c := refuse.dial()
 		c.send(chatPost(body))
 		resp, text := c.readResponse()
@@ -215,12 +215,12 @@ func TestForbiddenFields(t *testing.T) {
 		c = strip.dial()
 		c.send(chatPost(body))
 		resp, text = c.readResponse()
-		if resp.StatusCode != 200 || strings.Contains(text, f.name) {
+		if resp.StatusCode != 200 || strings.Contains(text, name) {
 			t.Errorf("stripped %s: %d %s", body, resp.StatusCode, text)
 		}
 		contains(t, text, `"model":"m"`, `"z":12345678901234567890`)
 
-		null := `{"` + f.name + `":null,"model":"m"}`
+		null := `{"` + name + `":null,"model":"m"}`
 		c = refuse.dial()
 		c.send(chatPost(null))
 		if resp, text := c.readResponse(); resp.StatusCode != 200 || text != null {

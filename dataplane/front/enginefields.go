@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -146,9 +147,9 @@ func (m MediaHosts) allows(host string) bool {
 
 // badField is a refused member of a body.
 type badField struct {
-	path    []string // innermost name first
-	reason  Reason
-	message string
+	path      []string // innermost name first
+	forbidden bool     // a client may not send it; else it is malformed
+	message   string
 }
 
 // within adds the name of an enclosing member to the path. It does nothing if b is nil.
@@ -170,18 +171,6 @@ func (b *badField) name() string {
 	return out.String()
 }
 
-// checkFields checks every member of the body that the table knows. If it refuses one, it
-// answers the request and returns false.
-func (x *httpExchange) checkFields() bool {
-	bad := checkDoc(&x.Doc, x.srv.options().MediaHosts)
-	if bad == nil {
-		return true
-	}
-	field := bad.name()
-	x.Error(bad.reason, field, "field "+strconv.Quote(field)+" "+bad.message, 0)
-	return false
-}
-
 // checkDoc applies the rules that every entrance shares, HTTP or another: all of
 // engineFields but the routerOnly members at the top, which some entrances cut.
 func checkDoc(d *jsonscan.Doc, hosts MediaHosts) *badField {
@@ -197,6 +186,33 @@ func checkDoc(d *jsonscan.Doc, hosts MediaHosts) *badField {
 	return bad
 }
 
+// routerOnlyMember returns the name of the first routerOnly member at the top of d, "" if there is
+// none.
+func routerOnlyMember(d *jsonscan.Doc) string {
+	for i := range engineFields {
+		if f := &engineFields[i]; f.rule == routerOnly && f.key != noKey && d.Has(f.key) {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// maxRemovals is the greatest number of edits that appendRemovals appends.
+const maxRemovals = 16
+
+// appendRemovals appends the edits that remove the routerOnly members at the top of d and, with names,
+// its ids of a request.
+func appendRemovals(edits []jsonscan.Edit, d *jsonscan.Doc, names bool) []jsonscan.Edit {
+	for i := range engineFields {
+		f := &engineFields[i]
+		if f.key != noKey && d.Has(f.key) && (f.rule == routerOnly || f.rule == requestName && names) {
+			edits = append(edits, jsonscan.Edit{Key: f.key, Op: jsonscan.Remove})
+		}
+	}
+	return edits
+}
+
+// routerOnlyMessage says why a routerOnly member is refused.
 const routerOnlyMessage = "is set by the router and may not be sent by a client; leave it out"
 
 func checkNested(d *jsonscan.Doc) *badField {
@@ -227,7 +243,7 @@ func checkRouterOnly(object []byte) *badField {
 		for i := range engineFields {
 			f := &engineFields[i]
 			if f.rule == routerOnly && it.Value.Kind > jsonscan.Null && it.IsKey(f.name) {
-				return (&badField{reason: ForbiddenField, message: routerOnlyMessage}).within(f.name)
+				return (&badField{forbidden: true, message: routerOnlyMessage}).within(f.name)
 			}
 		}
 	}
@@ -264,7 +280,7 @@ func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why st
 	if bad == nil {
 		return "", "", false
 	}
-	return bad.name(), bad.message, bad.reason == ForbiddenField
+	return bad.name(), bad.message, bad.forbidden
 }
 
 // namesMedia reports whether the type of an object, a value in JSON, is a kind of media, whose
@@ -308,13 +324,13 @@ func (v urlVerdict) message() string {
 	case urlTooLong:
 		return "is neither a data: URL nor one of at most 8 KiB; " + use
 	case urlScheme:
-		return "names no http or https URL (" + quotedForError(v.part) + "): an engine may open a file of that name; " + use
+		return "names no http or https URL (" + quoted(v.part) + "): an engine may open a file of that name; " + use
 	case urlCharacter:
 		return "holds a URL with a space, a backslash or a character beyond ASCII; percent-encode it, or " + use
 	case urlHost:
-		return "holds a URL whose host " + quotedForError(v.part) + " is not a name or an address with an optional port; " + use
+		return "holds a URL whose host " + quoted(v.part) + " is not a name or an address with an optional port; " + use
 	case urlForbiddenHost:
-		return "names a URL of host " + quotedForError(v.part) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
+		return "names a URL of host " + quoted(v.part) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
 	}
 	return ""
 }
@@ -330,7 +346,7 @@ func judgeURL(quoted, buf []byte, hosts MediaHosts) (urlVerdict, []byte) {
 		return urlVerdict{why: urlTooLong}, buf
 	}
 	buf = jsonscan.Unquote(buf, quoted)
-	text := unsafeString(buf)
+	text := unsafe.String(unsafe.SliceData(buf), len(buf))
 	if strings.HasPrefix(text, "data:") {
 		return urlVerdict{}, buf
 	}
@@ -403,5 +419,13 @@ func isRequestName(quoted []byte) bool {
 }
 
 func requestNameMessage(raw []byte) string {
-	return "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + quotedForError(raw)
+	return "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + quoted(raw)
+}
+
+// quoted quotes up to 80 bytes of a client's input for an error message.
+func quoted(b []byte) string {
+	if len(b) > 80 {
+		return `"` + string(b[:80]) + `…"`
+	}
+	return `"` + string(b) + `"`
 }

@@ -219,19 +219,19 @@ func (s *fieldScan) field() *badField {
 		return nil
 	}
 	raw := s.b[s.bad.start:s.bad.end]
-	bad := &badField{reason: BadField}
+	bad := new(badField)
 	switch s.bad.problem {
 	case badMediaURL:
 		verdict, _ := judgeURL(raw, nil, s.hosts)
-		bad.reason, bad.message = ForbiddenField, verdict.message()
+		bad.forbidden, bad.message = true, verdict.message()
 	case badRequestName:
 		bad.message = requestNameMessage(raw)
 	case nestedRequestNames:
 		bad.message = "must be a string or an array of strings, got an array or object in it"
 	case textArgument:
-		bad.reason, bad.message = ForbiddenField, "is a string: engines pass these arguments to a loader, which may read it as a path, an address or a credential; want numbers, true, false, null, and arrays and objects of these"
+		bad.forbidden, bad.message = true, "is a string: engines pass these arguments to a loader, which may read it as a path, an address or a credential; want numbers, true, false, null, and arrays and objects of these"
 	case loaderOption:
-		bad.reason, bad.message = ForbiddenField, "says from where an engine loads a processor and may not be sent by a client; leave it out"
+		bad.forbidden, bad.message = true, "says from where an engine loads a processor and may not be sent by a client; leave it out"
 	}
 	path := fieldScan{b: s.b}
 	path.locate(s.bad.start, bad)

@@ -76,7 +76,7 @@ func NewExchange(d *InProcessRequest) (Exchange, error) {
 	}
 	if d.CheckFields {
 		if bad := checkDoc(&x.Doc, d.MediaHosts); bad != nil {
-			return nil, &FieldRefusal{Field: bad.name(), Reason: bad.reason, message: bad.message}
+			return nil, &FieldRefusal{Field: bad.name(), Reason: reasonOf(bad), message: bad.message}
 		}
 	}
 	if x.log == nil {
