@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
@@ -139,7 +140,7 @@ type Options struct {
 	StripForbidden bool
 	// MediaHosts are the hosts from which engines may fetch images, video and audio that
 	// clients name by URL [none: data: URLs only].
-	MediaHosts MediaHosts
+	MediaHosts fieldrules.MediaHosts
 }
 
 // ClientGoneNotifier reports that a client has disconnected.

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
@@ -209,14 +210,14 @@ func (x *httpExchange) scan() bool {
 	if !x.checkFields() {
 		return false
 	}
-	if name := routerOnlyMember(&x.Doc); name != "" && !x.srv.options().StripForbidden {
-		x.Error(ForbiddenField, name, "field "+strconv.Quote(name)+" "+routerOnlyMessage, 0)
+	if name := fieldrules.RouterOnlyMember(&x.Doc); name != "" && !x.srv.options().StripForbidden {
+		x.Error(ForbiddenField, name, "field "+strconv.Quote(name)+" "+fieldrules.RouterOnlyMessage, 0)
 		return false
 	}
 	// A request_id is always removed for the Responses API: vLLM stores the response under it and
 	// would replace another client's response with the same id.
-	var room [maxRemovals]jsonscan.Edit
-	edits := appendRemovals(room[:0], &x.Doc, x.Endpoint.Kind == ResponsesAPI)
+	var room [fieldrules.MaxRemovals]jsonscan.Edit
+	edits := fieldrules.AppendRemovals(room[:0], &x.Doc, x.Endpoint.Kind == ResponsesAPI)
 	if len(edits) == 0 {
 		return true
 	}
@@ -235,18 +236,18 @@ func (x *httpExchange) scan() bool {
 // checkFields checks every member of the body that the table knows. If it refuses one, it
 // answers the request and returns false.
 func (x *httpExchange) checkFields() bool {
-	bad := checkDoc(&x.Doc, x.srv.options().MediaHosts)
+	bad := fieldrules.Check(&x.Doc, x.srv.options().MediaHosts)
 	if bad == nil {
 		return true
 	}
-	field := bad.name()
-	x.Error(reasonOf(bad), field, "field "+strconv.Quote(field)+" "+bad.message, 0)
+	field := bad.Field()
+	x.Error(reasonOf(bad), field, "field "+strconv.Quote(field)+" "+bad.Message, 0)
 	return false
 }
 
 // reasonOf returns the reason of a refusal because of a member.
-func reasonOf(bad *badField) Reason {
-	if bad.forbidden {
+func reasonOf(bad *fieldrules.Refusal) Reason {
+	if bad.Forbidden {
 		return ForbiddenField
 	}
 	return BadField

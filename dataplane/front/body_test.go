@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/membudget"
 )
 
@@ -183,7 +184,7 @@ func TestForbiddenFields(t *testing.T) {
 	values := []string{`{"remote_host":"10.0.0.1"}`, `"x"`, `1`, `[]`, `false`}
 	refuse := start(t, Options{}, echo)
 	strip := start(t, Options{StripForbidden: true}, echo)
-	for name, onlyRouter := range EngineFields() {
+	for name, onlyRouter := range fieldrules.EngineFields() {
 		if !onlyRouter {
 			continue
 		}

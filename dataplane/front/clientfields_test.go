@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sluice/dataplane/fieldrules"
 	"strings"
 	"testing"
 )
@@ -14,7 +15,7 @@ const peerID = "___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0"
 // TestClientCannotNamePeer sends addresses and files that engines would connect to or open, to
 // every endpoint.
 func TestClientCannotNamePeer(t *testing.T) {
-	hosts := MediaHosts{"img.example", "*.cdn.example", "10.1.2.3", "fd00::1"}
+	hosts := fieldrules.MediaHosts{"img.example", "*.cdn.example", "10.1.2.3", "fd00::1"}
 	r := start(t, Options{MediaHosts: hosts}, echo)
 	part := func(part string) string { return `"messages":[{"role":"user","content":[` + part + `]}]` }
 	image := func(url string) string { return part(`{"type":"image_url","image_url":{"url":` + url + `}}`) }
@@ -138,7 +139,7 @@ func TestClientCannotNamePeer(t *testing.T) {
 
 // TestMediaOfAnyHost checks that "*" allows URLs of any host, but no files.
 func TestMediaOfAnyHost(t *testing.T) {
-	r := start(t, Options{MediaHosts: MediaHosts{"*"}}, echo)
+	r := start(t, Options{MediaHosts: fieldrules.MediaHosts{"*"}}, echo)
 	for url, status := range map[string]int{"http://10.0.0.1/a.png": 200, "https://a.b": 200, "file:///etc/passwd": 400, "/etc/passwd": 400, "http://a@b/": 400} {
 		body := `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + url + `"}}]}]}`
 		resp, err := http.Post("http://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
@@ -148,6 +149,43 @@ func TestMediaOfAnyHost(t *testing.T) {
 		resp.Body.Close()
 		if resp.StatusCode != status {
 			t.Errorf("%s: %d, want %d", url, resp.StatusCode, status)
+		}
+	}
+}
+
+// TestLoaderArguments: what engines pass to the loader of a processor names no place and no
+// credential, however it is nested, written or spelled.
+func TestLoaderArguments(t *testing.T) {
+	r := start(t, Options{MediaHosts: fieldrules.MediaHosts{"*"}}, echo)
+	for arguments, field := range map[string]string{
+		`null`: "", `{}`: "", `{"num_crops":4,"do_resize":true,"fps":1.5,"size":{"shortest_edge":28,"longest_edge":null},"mean":[0.5,[0.5,-1]]}`: "",
+		`{"proxies":null}`:                                     "",
+		`{"cache_dir":"/tmp/x"}`:                               "mm_processor_kwargs.cache_dir",
+		`{"proxies":{"https":"http://evil:1"}}`:                "mm_processor_kwargs.proxies",
+		`{"trust_remote_code":true}`:                           "mm_processor_kwargs.trust_remote_code",
+		`{"tru\u0073t_remote_code":true}`:                      "mm_processor_kwargs.trust_remote_code",
+		`{"Token":1}`:                                          "mm_processor_kwargs.Token",
+		`{"images_kwargs":{"a":[1,{"token":false}]}}`:          "mm_processor_kwargs.images_kwargs.a.1.token",
+		`{"fps":1,"x":[1, 2,"/etc/passwd"]}`:                   "mm_processor_kwargs.x.2",
+		`"http://evil.example/x"`:                              "mm_processor_kwargs",
+		`{"a":{"b":{"url":"https://evil.example/x"}},"c":1.5}`: "mm_processor_kwargs.a.b.url",
+	} {
+		for _, name := range []string{"mm_processor_kwargs", `mm_processor_kwarg\u0073`} {
+			for where, body := range map[string]string{"": `{"model":"m","` + name + `":` + arguments + `,"messages":[]}`, "messages.0.": `{"model":"m","messages":[{"` + name + `":` + arguments + `}]}`} {
+				resp, err := http.Post("http://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer, _ := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if field == "" {
+					if resp.StatusCode != 200 {
+						t.Errorf("%s: %d %s", body, resp.StatusCode, answer)
+					}
+				} else if resp.StatusCode != 400 || !strings.Contains(string(answer), `"param":"`+where+field+`"`) {
+					t.Errorf("%s: %d %s; want %s%s refused", body, resp.StatusCode, answer, where, field)
+				}
+			}
 		}
 	}
 }

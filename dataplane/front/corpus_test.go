@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/relay"
 )
 
@@ -377,7 +378,7 @@ func TestRawCorpus(t *testing.T) {
 				if resp.StatusCode != k.status {
 					t.Fatalf("status %d, want %d: %s", resp.StatusCode, k.status, body)
 				}
-				if id := resp.Header.Get("X-Request-Id"); !validRequestID([]byte(id)) {
+				if id := resp.Header.Get("X-Request-Id"); !fieldrules.ValidRequestID([]byte(id)) {
 					t.Errorf("X-Request-Id %q", id)
 				}
 				if k.status >= 400 {

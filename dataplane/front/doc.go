@@ -2,7 +2,7 @@
 // responses and the drain.
 //
 // Server is its main type. It admits a request, reads the body under the memory budget, scans
-// it once, checks the members that engines act on (enginefields.go) and passes an Exchange
+// it once, checks the members that engines act on (package fieldrules) and passes an Exchange
 // to the Handler that the router's assembly provides. The package knows no scheduling policy
 // and no worker.
 //

@@ -8,6 +8,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/ascii"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/sse"
@@ -135,7 +136,7 @@ func (x *httpExchange) SendsComments() bool {
 
 // setRequestID uses the client's request id if it is valid, or makes one.
 func (x *httpExchange) setRequestID() {
-	if id := x.head.Find("X-Request-Id"); validRequestID(id) {
+	if id := x.head.Find("X-Request-Id"); fieldrules.ValidRequestID(id) {
 		x.RequestID = string(id)
 		return
 	}

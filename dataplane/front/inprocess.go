@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/dataplane/ascii"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
@@ -23,10 +24,10 @@ type InProcessRequest struct {
 	// returned.
 	Body     []byte
 	MaxDepth int // as Options.MaxDepth
-	// CheckFields applies the rules of a client's body (checkDoc) with MediaHosts: for a
+	// CheckFields applies the rules of a client's body (fieldrules.Check) with MediaHosts: for a
 	// body with members of a caller's, which the router has not checked.
 	CheckFields bool
-	MediaHosts  MediaHosts
+	MediaHosts  fieldrules.MediaHosts
 	// Fields are its header lines. Engines see those that requestHeaderTable does not
 	// withhold.
 	Fields    []upstream.Field
@@ -75,8 +76,8 @@ func NewExchange(d *InProcessRequest) (Exchange, error) {
 		return nil, fmt.Errorf("front: cannot parse the body of an in-process request: %w", err)
 	}
 	if d.CheckFields {
-		if bad := checkDoc(&x.Doc, d.MediaHosts); bad != nil {
-			return nil, &FieldRefusal{Field: bad.name(), Reason: reasonOf(bad), message: bad.message}
+		if bad := fieldrules.Check(&x.Doc, d.MediaHosts); bad != nil {
+			return nil, &FieldRefusal{Field: bad.Field(), Reason: reasonOf(bad), message: bad.Message}
 		}
 	}
 	if x.log == nil {

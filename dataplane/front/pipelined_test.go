@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
 )
@@ -23,7 +24,7 @@ func (c *client) expectPipelinedRefusal(id string) {
 	if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(Pipelined) || !resp.Close {
 		c.t.Errorf("the request that came too early: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
-	if got := resp.Header.Get("X-Request-Id"); id != "" && got != id || !validRequestID([]byte(got)) {
+	if got := resp.Header.Get("X-Request-Id"); id != "" && got != id || !fieldrules.ValidRequestID([]byte(got)) {
 		c.t.Errorf("X-Request-Id %q, want %q", got, id)
 	}
 	contains(c.t, body, `"type":"invalid_request_error"`, "pipelining")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/upstream"
 )
 
@@ -33,7 +34,7 @@ func TestRequestIDs(t *testing.T) {
 			t.Errorf("%q became %q", id, got)
 		}
 		if !taken {
-			if !validRequestID([]byte(got)) || seen[got] {
+			if !fieldrules.ValidRequestID([]byte(got)) || seen[got] {
 				t.Errorf("%q: made id %q is invalid or not new", id, got)
 			}
 			seen[got] = true
@@ -344,7 +345,7 @@ func TestConnectionLimits(t *testing.T) {
 				t.Errorf("behind the answer: %v, and not the connection's end: it was reset with the answer in flight", err)
 			}
 			id := resp.Header.Get("X-Request-Id")
-			if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) || !validRequestID([]byte(id)) || id == last {
+			if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) || !fieldrules.ValidRequestID([]byte(id)) || id == last {
 				t.Errorf("over the limit: %d %s of %q, behind %q", resp.StatusCode, body, id, last)
 			}
 			last = id

@@ -3,7 +3,7 @@ package jsonscan
 import "bytes"
 
 // IsSensitive reports whether name is that of a member in which engines read a media location, a
-// request id or arguments of a loader. Package front (enginefields.go) checks these before it forwards a body.
+// request id or arguments of a loader. Package fieldrules checks these before the router forwards a body.
 // Doc.MayBeSensitive reports whether a body has any. Case is ignored because Go's JSON decoder
 // ignores it.
 func IsSensitive(name []byte) bool {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"sluice/dataplane/front"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
 )
@@ -86,7 +86,7 @@ func traceparent(v []byte) bool {
 
 // requestID checks that a request id may appear unescaped in headers and logs.
 func requestID(raw []byte, kind jsonscan.Kind) bool {
-	if kind != jsonscan.String || len(raw) <= 2 || len(raw) > 130 || front.NamesPeer(raw) {
+	if kind != jsonscan.String || len(raw) <= 2 || len(raw) > 130 || fieldrules.NamesPeer(raw) {
 		return false
 	}
 	for _, b := range raw[1 : len(raw)-1] {

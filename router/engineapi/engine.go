@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/dataplane/eventloop"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/front"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
@@ -45,7 +46,7 @@ type Options struct {
 // LiveOptions are the options that a reload may change.
 type LiveOptions struct {
 	// MediaHosts are the hosts from which engines may fetch media that callers name by URL.
-	MediaHosts front.MediaHosts
+	MediaHosts fieldrules.MediaHosts
 	// PoolWait is how long a request waits for the first worker of its model.
 	PoolWait time.Duration
 	// StreamIdle is the maximum time without data from an engine within a stream.

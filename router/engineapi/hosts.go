@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sluice/dataplane/front"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/networks"
 )
@@ -75,7 +75,7 @@ func (e *Engine) checkMedia(r *request) error {
 		depth   int
 	}{{r.engineFields, 1}, {r.sampling, 2}} {
 		for _, m := range s.members {
-			below, why, forbidden := front.CheckMember(m.name, m.raw, s.depth, hosts)
+			below, why, forbidden := fieldrules.CheckMember(m.name, m.raw, s.depth, hosts)
 			if why == "" {
 				continue
 			}

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sluice/dataplane/front"
+	"sluice/dataplane/fieldrules"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/pd"
 )
@@ -59,7 +59,7 @@ var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens",
 // any object that is merged into the request.
 var transferParams = func() map[string]bool {
 	m := make(map[string]bool)
-	for name, onlyRouter := range front.EngineFields() {
+	for name, onlyRouter := range fieldrules.EngineFields() {
 		if onlyRouter {
 			m[name] = true
 		}

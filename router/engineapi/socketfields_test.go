@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"sluice/bench/sim"
-	"sluice/dataplane/front"
+	"sluice/dataplane/fieldrules"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi"
@@ -54,7 +54,7 @@ func TestSocketRefusesEngineFields(t *testing.T) {
 			r, engines := harness.StartEngineRouter(t, 1, k.engine, k.conf)
 			c := harness.DialEngine(t, r, "tcp")
 			tries := 0
-			for name, onlyRouter := range front.EngineFields() {
+			for name, onlyRouter := range fieldrules.EngineFields() {
 				for _, hostile := range hostileValues(onlyRouter) {
 					refused := members{name: hostile}
 					if name == "url" { // it names media if the type beside it does

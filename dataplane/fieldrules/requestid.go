@@ -1,14 +1,14 @@
-package front
+package fieldrules
 
 import "bytes"
 
 // maxRequestID is the greatest length of a client's X-Request-Id that the server uses, in bytes.
 const maxRequestID = 128
 
-// validRequestID reports whether the server uses a client's id unchanged. The id must be visible
+// ValidRequestID reports whether the server uses a client's id unchanged. The id must be visible
 // ASCII without quotes and backslashes, because it is written to JSON, log lines and header
 // lines unescaped. It must not contain what an engine parses as an address (NamesPeer).
-func validRequestID(id []byte) bool {
+func ValidRequestID(id []byte) bool {
 	if len(id) == 0 || len(id) > maxRequestID || NamesPeer(id) {
 		return false
 	}

@@ -1,9 +1,7 @@
-package front
+package fieldrules
 
 import (
 	"bufio"
-	"io"
-	"net/http"
 	"os"
 	"runtime"
 	"slices"
@@ -77,43 +75,6 @@ func dataLines(t *testing.T, path string) func(yield func(string) bool) {
 	}
 }
 
-// TestLoaderArguments: what engines pass to the loader of a processor names no place and no
-// credential, however it is nested, written or spelled.
-func TestLoaderArguments(t *testing.T) {
-	r := start(t, Options{MediaHosts: MediaHosts{"*"}}, echo)
-	for arguments, field := range map[string]string{
-		`null`: "", `{}`: "", `{"num_crops":4,"do_resize":true,"fps":1.5,"size":{"shortest_edge":28,"longest_edge":null},"mean":[0.5,[0.5,-1]]}`: "",
-		`{"proxies":null}`:                                     "",
-		`{"cache_dir":"/tmp/x"}`:                               "mm_processor_kwargs.cache_dir",
-		`{"proxies":{"https":"http://evil:1"}}`:                "mm_processor_kwargs.proxies",
-		`{"trust_remote_code":true}`:                           "mm_processor_kwargs.trust_remote_code",
-		`{"tru\u0073t_remote_code":true}`:                      "mm_processor_kwargs.trust_remote_code",
-		`{"Token":1}`:                                          "mm_processor_kwargs.Token",
-		`{"images_kwargs":{"a":[1,{"token":false}]}}`:          "mm_processor_kwargs.images_kwargs.a.1.token",
-		`{"fps":1,"x":[1, 2,"/etc/passwd"]}`:                   "mm_processor_kwargs.x.2",
-		`"http://evil.example/x"`:                              "mm_processor_kwargs",
-		`{"a":{"b":{"url":"https://evil.example/x"}},"c":1.5}`: "mm_processor_kwargs.a.b.url",
-	} {
-		for _, name := range []string{"mm_processor_kwargs", `mm_processor_kwarg\u0073`} {
-			for where, body := range map[string]string{"": `{"model":"m","` + name + `":` + arguments + `,"messages":[]}`, "messages.0.": `{"model":"m","messages":[{"` + name + `":` + arguments + `}]}`} {
-				resp, err := http.Post("http://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
-				if err != nil {
-					t.Fatal(err)
-				}
-				answer, _ := io.ReadAll(resp.Body)
-				resp.Body.Close()
-				if field == "" {
-					if resp.StatusCode != 200 {
-						t.Errorf("%s: %d %s", body, resp.StatusCode, answer)
-					}
-				} else if resp.StatusCode != 400 || !strings.Contains(string(answer), `"param":"`+where+field+`"`) {
-					t.Errorf("%s: %d %s; want %s%s refused", body, resp.StatusCode, answer, where, field)
-				}
-			}
-		}
-	}
-}
-
 func BenchmarkCheckFields(b *testing.B) {
 	turn := `{"role":"user","content":[{"type":"text","text":"` + strings.Repeat("words and ", 400) + `"}]},{"role":"assistant","content":"` + strings.Repeat("and words ", 400) + `"},`
 	text := `{"model":"m","messages":[` + strings.Repeat(turn, 16) + `{"role":"user","content":"go"}]}`
@@ -129,7 +90,7 @@ func BenchmarkCheckFields(b *testing.B) {
 				}
 				if d.MayBeSensitive {
 					if bad := checkMembers(d.Body, nil); bad != nil {
-						b.Fatal(bad.name())
+						b.Fatal(bad.Field())
 					}
 				}
 			}
@@ -157,8 +118,8 @@ func TestFieldCheckIsLinear(t *testing.T) {
 		var tries []time.Duration
 		for range 5 {
 			began := time.Now()
-			if bad := checkDoc(&d, nil); bad != nil {
-				t.Fatalf("%.60s: %s %s", body, bad.name(), bad.message)
+			if bad := Check(&d, nil); bad != nil {
+				t.Fatalf("%.60s: %s %s", body, bad.Field(), bad.Message)
 			}
 			tries = append(tries, time.Since(began))
 		}
@@ -186,7 +147,7 @@ func TestFieldCheckIsLinear(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	checkDoc(&d, nil)
+	Check(&d, nil)
 	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 64<<10 {
 		t.Errorf("a name of %d bytes takes %d bytes of memory that nothing counts", size, after.TotalAlloc-before.TotalAlloc)
 	}
@@ -195,7 +156,7 @@ func TestFieldCheckIsLinear(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if bad := checkDoc(&d, nil); bad == nil || bad.name() != "rid.0" {
+	if bad := Check(&d, nil); bad == nil || bad.Field() != "rid.0" {
 		t.Errorf("nested arrays of ids are not refused: %+v", bad)
 	}
 	if took := time.Since(began); took > 20*base {

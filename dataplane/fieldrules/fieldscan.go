@@ -1,4 +1,4 @@
-package front
+package fieldrules
 
 import (
 	"strconv"
@@ -214,24 +214,24 @@ func (s *fieldScan) judgeURL(start, end int) finding {
 }
 
 // field makes the refusal of s.bad: the pass over the body is repeated to find the path.
-func (s *fieldScan) field() *badField {
+func (s *fieldScan) field() *Refusal {
 	if !s.bad.found() {
 		return nil
 	}
 	raw := s.b[s.bad.start:s.bad.end]
-	bad := new(badField)
+	bad := new(Refusal)
 	switch s.bad.problem {
 	case badMediaURL:
 		verdict, _ := judgeURL(raw, nil, s.hosts)
-		bad.forbidden, bad.message = true, verdict.message()
+		bad.Forbidden, bad.Message = true, verdict.message()
 	case badRequestName:
-		bad.message = requestNameMessage(raw)
+		bad.Message = requestNameMessage(raw)
 	case nestedRequestNames:
-		bad.message = "must be a string or an array of strings, got an array or object in it"
+		bad.Message = "must be a string or an array of strings, got an array or object in it"
 	case textArgument:
-		bad.forbidden, bad.message = true, "is a string: engines pass these arguments to a loader, which may read it as a path, an address or a credential; want numbers, true, false, null, and arrays and objects of these"
+		bad.Forbidden, bad.Message = true, "is a string: engines pass these arguments to a loader, which may read it as a path, an address or a credential; want numbers, true, false, null, and arrays and objects of these"
 	case loaderOption:
-		bad.forbidden, bad.message = true, "says from where an engine loads a processor and may not be sent by a client; leave it out"
+		bad.Forbidden, bad.Message = true, "says from where an engine loads a processor and may not be sent by a client; leave it out"
 	}
 	path := fieldScan{b: s.b}
 	path.locate(s.bad.start, bad)
@@ -240,7 +240,7 @@ func (s *fieldScan) field() *badField {
 
 // locate adds the names on the way from pos to the value that begins at offset at,
 // innermost first. It returns whether the value at pos holds that offset.
-func (s *fieldScan) locate(at int, bad *badField) bool {
+func (s *fieldScan) locate(at int, bad *Refusal) bool {
 	if s.peek() != 0 && s.pos == at {
 		return true
 	}
@@ -282,7 +282,7 @@ func memberName(quoted []byte) string {
 // maxRuledName is at least the length of every name that ruleOf knows.
 const maxRuledName = 32
 
-// name reads a member's name and its colon. It returns the name in lower case, for Go's
+// Field reads a member's name and its colon. It returns the name in lower case, for Go's
 // JSON decoder matches names without case; nil for one that is too long to have a rule.
 func (s *fieldScan) name(buf []byte) []byte {
 	start := s.pos

@@ -1,4 +1,4 @@
-package front
+package fieldrules
 
 import (
 	"bytes"
@@ -145,22 +145,23 @@ func (m MediaHosts) allows(host string) bool {
 	return false
 }
 
-// badField is a refused member of a body.
-type badField struct {
+// Refusal is a refused member of a body.
+type Refusal struct {
 	path      []string // innermost name first
-	forbidden bool     // a client may not send it; else it is malformed
-	message   string
+	Forbidden bool     // a client may not send it; else it is malformed
+	Message   string   // what is wrong, to follow the name of the member
 }
 
 // within adds the name of an enclosing member to the path. It does nothing if b is nil.
-func (b *badField) within(name string) *badField {
+func (b *Refusal) within(name string) *Refusal {
 	if b != nil {
 		b.path = append(b.path, name)
 	}
 	return b
 }
 
-func (b *badField) name() string {
+// Field returns the path of the member, such as messages.0.content.1.image_url.
+func (b *Refusal) Field() string {
 	var out strings.Builder
 	for i := len(b.path) - 1; i >= 0; i-- {
 		if out.Len() > 0 {
@@ -171,9 +172,10 @@ func (b *badField) name() string {
 	return out.String()
 }
 
-// checkDoc applies the rules that every entrance shares, HTTP or another: all of
-// engineFields but the routerOnly members at the top, which some entrances cut.
-func checkDoc(d *jsonscan.Doc, hosts MediaHosts) *badField {
+// Check applies the rules that every entrance shares, HTTP or another: all of engineFields but the
+// routerOnly members at the top, which some entrances remove. It returns the first refused member, nil
+// if there is none.
+func Check(d *jsonscan.Doc, hosts MediaHosts) *Refusal {
 	bad := checkNested(d)
 	if bad == nil && d.Has(jsonscan.KeyRequestID) {
 		s := fieldScan{b: d.Raw(jsonscan.KeyRequestID)}
@@ -186,9 +188,9 @@ func checkDoc(d *jsonscan.Doc, hosts MediaHosts) *badField {
 	return bad
 }
 
-// routerOnlyMember returns the name of the first routerOnly member at the top of d, "" if there is
+// RouterOnlyMember returns the name of the first routerOnly member at the top of d, "" if there is
 // none.
-func routerOnlyMember(d *jsonscan.Doc) string {
+func RouterOnlyMember(d *jsonscan.Doc) string {
 	for i := range engineFields {
 		if f := &engineFields[i]; f.rule == routerOnly && f.key != noKey && d.Has(f.key) {
 			return f.name
@@ -197,12 +199,12 @@ func routerOnlyMember(d *jsonscan.Doc) string {
 	return ""
 }
 
-// maxRemovals is the greatest number of edits that appendRemovals appends.
-const maxRemovals = 16
+// MaxRemovals is the greatest number of edits that AppendRemovals appends.
+const MaxRemovals = 16
 
-// appendRemovals appends the edits that remove the routerOnly members at the top of d and, with names,
+// AppendRemovals appends the edits that remove the routerOnly members at the top of d and, with names,
 // its ids of a request.
-func appendRemovals(edits []jsonscan.Edit, d *jsonscan.Doc, names bool) []jsonscan.Edit {
+func AppendRemovals(edits []jsonscan.Edit, d *jsonscan.Doc, names bool) []jsonscan.Edit {
 	for i := range engineFields {
 		f := &engineFields[i]
 		if f.key != noKey && d.Has(f.key) && (f.rule == routerOnly || f.rule == requestName && names) {
@@ -212,10 +214,10 @@ func appendRemovals(edits []jsonscan.Edit, d *jsonscan.Doc, names bool) []jsonsc
 	return edits
 }
 
-// routerOnlyMessage says why a routerOnly member is refused.
-const routerOnlyMessage = "is set by the router and may not be sent by a client; leave it out"
+// RouterOnlyMessage says why a routerOnly member is refused.
+const RouterOnlyMessage = "is set by the router and may not be sent by a client; leave it out"
 
-func checkNested(d *jsonscan.Doc) *badField {
+func checkNested(d *jsonscan.Doc) *Refusal {
 	for _, in := range vllmNestedObjects {
 		if !d.Has(in) {
 			continue
@@ -238,12 +240,12 @@ func checkNested(d *jsonscan.Doc) *badField {
 }
 
 // checkRouterOnly returns the first routerOnly member of an object, nil if there is none.
-func checkRouterOnly(object []byte) *badField {
+func checkRouterOnly(object []byte) *Refusal {
 	for it := jsonscan.Walk(object); it.Next(); {
 		for i := range engineFields {
 			f := &engineFields[i]
 			if f.rule == routerOnly && it.Value.Kind > jsonscan.Null && it.IsKey(f.name) {
-				return (&badField{forbidden: true, message: routerOnlyMessage}).within(f.name)
+				return (&Refusal{Forbidden: true, Message: RouterOnlyMessage}).within(f.name)
 			}
 		}
 	}
@@ -251,7 +253,7 @@ func checkRouterOnly(object []byte) *badField {
 }
 
 // checkMembers checks the members of a body at every depth.
-func checkMembers(body []byte, hosts MediaHosts) *badField {
+func checkMembers(body []byte, hosts MediaHosts) *Refusal {
 	s := fieldScan{b: body, hosts: hosts}
 	s.skipSpace()
 	s.value(false, 1)
@@ -280,7 +282,7 @@ func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why st
 	if bad == nil {
 		return "", "", false
 	}
-	return bad.name(), bad.message, bad.forbidden
+	return bad.Field(), bad.Message, bad.Forbidden
 }
 
 // namesMedia reports whether the type of an object, a value in JSON, is a kind of media, whose
@@ -415,7 +417,7 @@ func isRequestName(quoted []byte) bool {
 		return false
 	}
 	var buf [6 * maxRequestID]byte
-	return validRequestID(jsonscan.Unquote(buf[:0], quoted))
+	return ValidRequestID(jsonscan.Unquote(buf[:0], quoted))
 }
 
 func requestNameMessage(raw []byte) string {
