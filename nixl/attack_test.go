@@ -224,7 +224,7 @@ func TestRealRingsOverflow(t *testing.T) {
 	}
 }
 
-// Closing an agent with more transfers under way than there are places for their ends.
+// Closing an agent with more transfers in flight than there are places for their ends.
 func TestRealCloseWithTransfersUnderWay(t *testing.T) {
 	w := realNetwork()
 	const size, many = 8 << 20, 64

@@ -107,7 +107,7 @@ func testBoardByWrite(t *testing.T, w agentNetwork) {
 	}
 }
 
-// testBoardUnderLoad has many requests under way at once, over few slots.
+// testBoardUnderLoad has many requests in flight at once, over few slots.
 func testBoardUnderLoad(t *testing.T, w agentNetwork) {
 	router, engine := w.open(t, Config{}), w.open(t, Config{})
 	const workers, each = 4, 100

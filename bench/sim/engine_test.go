@@ -106,7 +106,7 @@ func TestFlags(t *testing.T) {
 }
 
 // TestCloseReleasesEverything: after Close no goroutine and no port of the engine remains,
-// whatever was under way.
+// whatever was in progress.
 func TestCloseReleasesEverything(t *testing.T) {
 	runtime.GC()
 	before := runtime.NumGoroutine()
@@ -131,7 +131,7 @@ func TestCloseReleasesEverything(t *testing.T) {
 			io.WriteString(c, request("/v1/completions", send))
 			conns = append(conns, c)
 		}
-		testwait.Until(t, "all under way", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 3 })
+		testwait.Until(t, "all in progress", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 3 })
 		p.Crash()
 		cancel() // ends d as Close would
 		testwait.Until(t, "ended by its context", func() bool { return !d.Alive() })

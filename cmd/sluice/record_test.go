@@ -149,7 +149,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	go func() {
 		code <- run(ctx, []string{"record", "--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
-	testwait.UntilWithin(t, 10*time.Second, "the recording is under way", func() bool { return r.Metric("sluice_recording_active") == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "the recording is in progress", func() bool { return r.Metric("sluice_recording_active") == 1 })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
 	testwait.UntilWithin(t, 10*time.Second, "it is written", func() bool {
 		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))

@@ -56,7 +56,7 @@ func TestDecodingIsBounded(t *testing.T) {
 		}
 	}
 	if own.pending.Load() != 0 || own.waiting.Load() != 0 || len(own.slots) != 0 || budget.Used() != 0 {
-		t.Errorf("left over: %d under way, %d waiting, %d turns, %d bytes", own.pending.Load(), own.waiting.Load(), len(own.slots), budget.Used())
+		t.Errorf("left over: %d in progress, %d waiting, %d turns, %d bytes", own.pending.Load(), own.waiting.Load(), len(own.slots), budget.Used())
 	}
 }
 
@@ -69,7 +69,7 @@ func TestShortDuringLong(t *testing.T) {
 	short := gzipped(t, []byte("short"))
 	var all sync.WaitGroup
 	shorts := 0
-	first, err := own.acquire() // nobody decodes before all are under way
+	first, err := own.acquire() // nobody decodes before all are in flight
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestShortDuringLong(t *testing.T) {
 			}
 		}()
 	}
-	testwait.Until(t, "the long ones are under way", func() bool { return own.waiting.Load() == 4 })
+	testwait.Until(t, "the long ones are in flight", func() bool { return own.waiting.Load() == 4 })
 	first.release()
 	for own.pending.Load() > 2 { // several are left
 		var room membudget.Lease
@@ -125,7 +125,7 @@ func TestLargeBodiesShareMemory(t *testing.T) {
 	}
 	all.Wait()
 	if own.pending.Load() != 0 || len(own.slots) != 0 || len(own.large) != 0 || budget.Used() != 0 {
-		t.Errorf("left over: %d under way, %d and %d turns, %d bytes", own.pending.Load(), len(own.slots), len(own.large), budget.Used())
+		t.Errorf("left over: %d in progress, %d and %d turns, %d bytes", own.pending.Load(), len(own.slots), len(own.large), budget.Used())
 	}
 }
 
@@ -154,7 +154,7 @@ func TestWaitForMemoryIsBounded(t *testing.T) {
 		}
 	}
 	if own.pending.Load() != 0 || len(own.slots) != 0 || len(own.large) != 0 || budget.Used() != 14<<20 {
-		t.Errorf("left over: %d under way, %d and %d turns, %d bytes", own.pending.Load(), len(own.slots), len(own.large), budget.Used())
+		t.Errorf("left over: %d in progress, %d and %d turns, %d bytes", own.pending.Load(), len(own.slots), len(own.large), budget.Used())
 	}
 }
 

@@ -87,7 +87,7 @@ func (e *echo) count() int {
 	return e.received
 }
 
-// stream is a Task under way with both of its far ends.
+// stream is a Task in progress with both of its far ends.
 type stream struct {
 	t      testing.TB
 	task   *Task

@@ -115,7 +115,7 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 	late.expectClosed()
 	select {
 	case err := <-done:
-		t.Fatalf("Shutdown returned %v with a stream and a request under way", err)
+		t.Fatalf("Shutdown returned %v with a stream and a request in flight", err)
 	default:
 	}
 	close(free)

@@ -150,7 +150,7 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 		<-entered
 		resp := streaming.head()
 		sending.send(strings.TrimSuffix(chatPost(hello), "}"))
-		testwait.Until(t, "both are under way", func() bool {
+		testwait.Until(t, "both are in flight", func() bool {
 			n := 0
 			for _, c := range r.server.conns.snapshot() {
 				if c.drainTarget.Load() != nil {
@@ -272,7 +272,7 @@ func TestDrainRespondsToPartialBodies(t *testing.T) {
 						t.Fatalf("no leave: %v %v", resp, err)
 					}
 				}
-				testwait.Until(t, "it is under way", func() bool { return requestsInProgress(r) == 1 })
+				testwait.Until(t, "it is in progress", func() bool { return requestsInProgress(r) == 1 })
 				time.Sleep(2 * drainPoll) // until the server has read all that was sent
 				took, err := shutdown(r, 2*drainPoll)
 				if err == nil {

@@ -172,7 +172,7 @@ func TestPipelinedAfterStream(t *testing.T) {
 				{"sized", fmt.Sprintf("Content-Length: %d", len(helloStream)+14), "data: [DONE]\n\n"},
 				{"died", "Transfer-Encoding: chunked", ""},
 			} {
-				for _, when := range []string{"one write", "under way"} {
+				for _, when := range []string{"one write", "in progress"} {
 					t.Run(k.name+"/"+when, func(t *testing.T) {
 						free := make(chan struct{})
 						e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {

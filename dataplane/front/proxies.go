@@ -190,7 +190,7 @@ func (x *httpExchange) acquireForwardedIP() bool {
 	}
 	var ok bool
 	if x.countedIP, ok = x.srv.conns.acquireIP(x.ClientIP, live.MaxConnsPerIP); !ok {
-		x.Error(TooManyConnections, "", "too many requests of this client are under way; try again later", time.Second)
+		x.Error(TooManyConnections, "", "too many requests of this client are in flight; try again later", time.Second)
 	}
 	return ok
 }

@@ -346,7 +346,7 @@ func TestForwardedRequestsAreLimited(t *testing.T) {
 		c.send(chatPost(hello, "X-Forwarded-For: "+client))
 		waiting = append(waiting, c)
 	}
-	testwait.Until(t, "three requests under way", func() bool { return r.calls.Load() == 3 })
+	testwait.Until(t, "three requests in flight", func() bool { return r.calls.Load() == 3 })
 	over := r.dial()
 	over.send(chatPost(hello, "X-Forwarded-For: 198.51.100.7"))
 	if resp, body := over.readResponse(); resp.StatusCode != 503 || !strings.Contains(body, "of this client") {

@@ -128,7 +128,7 @@ func New(opt Options) (*Server, error) {
 func (s *Server) options() *Options { return s.current.Load() }
 
 // Change takes over what of opt may change while the Server runs, see
-// Options.Changeable; the rest is left as it was. Requests under way may see some of
+// Options.Changeable; the rest is left as it was. Requests in progress may see some of
 // both. It fails, and changes nothing, on what New would refuse.
 func (s *Server) Change(opt Options) error {
 	opt.Handler = s.initial.Handler

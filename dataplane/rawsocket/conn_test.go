@@ -291,7 +291,7 @@ func TestConnClosed(t *testing.T) {
 	}
 }
 
-// A descriptor stays open for a use under way, and is closed behind the last.
+// A descriptor stays open for a use in progress, and is closed behind the last.
 func TestConnCloseWaitsForRefs(t *testing.T) {
 	for _, waited := range []bool{false, true} {
 		c, client := connected(t, "x")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// streams of each form that somebody might send, their ends included.
+// streams of each possible form, their ends included.
 var formatStreams = map[APIFormat]string{
 	GenerateFormat:  `data: {"request_id":"g","choices":[{"index":0,"finish_reason":null,"token_ids":[1,2]}]}` + "\n\n" + `data: {"request_id":"g","choices":[{"index":0,"finish_reason":"stop","token_ids":[3],"weight_versions":[{"version":"v","start":0,"end":3}]}],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3}}` + "\n\ndata: [DONE]\n\n",
 	NativeFormat:    `data: {"text":"a","output_ids":[1],"meta_info":{"id":"n","finish_reason":null,"prompt_tokens":2,"completion_tokens":1}}` + "\n\n" + `data: {"text":"a b","output_ids":[1,2],"meta_info":{"id":"n","finish_reason":{"type":"length","length":2},"prompt_tokens":2,"completion_tokens":2,"cached_tokens":1}}` + "\n\ndata: [DONE]\n\n",

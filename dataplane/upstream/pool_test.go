@@ -179,12 +179,12 @@ func TestMaxAge(t *testing.T) {
 	if s := e.Stats(); s.Aged != 1 || s.Dialed != 2 || s.Open != 1 {
 		t.Errorf("idle: %+v", s)
 	}
-	resp, err := e.Do(post("under way"), nil)
+	resp, err := e.Do(post("in progress"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	resp.c.dialedAt -= 2 * age
-	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
+	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "in progress" {
 		t.Errorf("%q, %v", b, err)
 	}
 	resp.Release()
@@ -197,12 +197,12 @@ func TestClose(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, echo).endpoint(t, Options{})
 	mustRequest(t, e, "x")
-	resp, err := e.Do(post("under way"), nil)
+	resp, err := e.Do(post("in progress"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.Close()
-	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
+	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "in progress" {
 		t.Errorf("%q, %v", b, err)
 	}
 	resp.Release()
@@ -451,7 +451,7 @@ func TestPartOfARecord(t *testing.T) {
 	}
 }
 
-// Other bounds hold at once: for connections that lie idle, for those under way when
+// Other bounds hold at once: for connections that lie idle, for those in progress when
 // their request ends, for new ones.
 func TestChangeOfBounds(t *testing.T) {
 	noLeaks(t)

@@ -15,7 +15,7 @@ import (
 )
 
 // A body that ends with its connection is whole over TLS only behind the engine's
-// close_notify: TCP's end may be anybody's (RFC 9112, 9.8).
+// close_notify: the end of the TCP connection may come from any host on the path (RFC 9112, 9.8).
 func TestTruncatedBodyUnderTLS(t *testing.T) {
 	noLeaks(t)
 	some := httptest.NewTLSServer(nil) // for its certificate

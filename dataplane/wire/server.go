@@ -196,7 +196,7 @@ func (c *Conn) closeWith(bad *Error) {
 }
 
 // handshakeErrorInterval is the least time between two log lines about rejected callers, because
-// anybody may connect and be rejected.
+// any peer may connect and be rejected.
 const handshakeErrorInterval = 10 * time.Second
 
 // logClosed logs why a connection was closed.

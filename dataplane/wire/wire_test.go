@@ -677,7 +677,7 @@ func TestDrainAndClose(t *testing.T) {
 			})
 			close(over)
 			if p, ok, err := s.Recv(context.Background()); !ok || string(p) != "late" {
-				t.Errorf("the stream under way: %q, %v", p, err)
+				t.Errorf("the stream in flight: %q, %v", p, err)
 			}
 			if err := <-drained; err != nil {
 				t.Error(err)
@@ -767,7 +767,7 @@ func TestCloseListeners(t *testing.T) {
 			}
 			close(over)
 			if p, ok, err := s.Recv(ctx); !ok || string(p) != "late" {
-				t.Errorf("the stream under way: %q, %v", p, err)
+				t.Errorf("the stream in flight: %q, %v", p, err)
 			}
 			if s, err = c.Open(nil); err != nil {
 				t.Fatal(err)

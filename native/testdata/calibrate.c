@@ -1,4 +1,4 @@
-/* What this machine takes to wake somebody who rests, one wake-up a millisecond, with
+/* The time that this machine needs to wake a sleeping thread, one wake-up a millisecond, with
  * nothing of ours in it: the floor under every tier's figure.
  *
  *   calibrate threads COUNT   one thread wakes another by an eventfd; prints the figures

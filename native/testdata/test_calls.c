@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
   CHECK(call(&r, SLUICE_OP_TRANSFER, peer, NULL, &p, 68, &e, buf, sizeof buf) == SLUICE_BAD_PAYLOAD, "a count that lies");
   p = payload(src, dst, sizeof src);
 
-  /* One that is canceled while under way; its release is refused for a while. */
+  /* One that is canceled while in progress; its release is refused for a while. */
   fake.pending(1 << 30);
   fake.set("release_xfer_req", -3, 50);
   CHECK(push(&r, SLUICE_OP_TRANSFER, 5, peer, NULL, &p, 68), "push");

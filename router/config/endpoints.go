@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// warnSharedEndpoints warns of what two ranks, or events and replays, have in common: each
-// rank would be believed to hold what the other does; and of sockets for engines that
-// connect which anybody can connect to.
+// warnSharedEndpoints warns of endpoints that two ranks, or events and replays, share, because
+// the blocks of each rank would be credited to the other too. It also warns of sockets for
+// engines that connect, if any peer can connect to them.
 func (c *Config) warnSharedEndpoints() (out []string) {
 	type user struct{ worker, field int }
 	users := make(map[string]user)

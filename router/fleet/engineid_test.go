@@ -126,7 +126,7 @@ func TestEngineIDAfterItsEvents(t *testing.T) {
 	if idOf(f, r) != "" {
 		t.Error("the id of the old life is known still")
 	}
-	f.ReportEngineID(r, []byte("a1_dp0"), before) // was under way
+	f.ReportEngineID(r, []byte("a1_dp0"), before) // was in progress
 	if idOf(f, r) != "" {
 		t.Error("an answer of the old life named the new one")
 	}

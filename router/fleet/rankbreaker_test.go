@@ -58,7 +58,7 @@ func TestBreakerIsOfOneRank(t *testing.T) {
 	}
 	bad.Requests.Add(1)
 	if !f.AtCapacity(bad) || f.AtCapacity(good) {
-		t.Error("half open with a request under way: it takes no second; its neighbour does")
+		t.Error("half open with a request in flight: it takes no second; its neighbour does")
 	}
 	bad.Requests.Add(-1)
 	f.ReportStatus(bad, 500)
@@ -137,7 +137,7 @@ func TestHalfOpenEndsByTheClock(t *testing.T) {
 }
 
 // The slot of a worker that went is not given out while requests placed on it
-// are under way: their reservations are booked under it.
+// are in flight: their reservations are booked under it.
 func TestSlotWaitsForItsRequests(t *testing.T) {
 	e := newEngine(t)
 	f, log := newFleet(t, Options{})

@@ -268,7 +268,7 @@ func outAfter(t *testing.T, began time.Time, ranks []*worker.Rank) (took []time.
 	return out
 }
 
-// Dead workers among many leave the pools in time: with requests under way as soon as in
+// Dead workers among many leave the pools in time: with requests in flight as soon as in
 // a small fleet, without any within five seconds.
 func TestDeadAmongMany(t *testing.T) {
 	n := 1000

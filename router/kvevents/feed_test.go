@@ -418,7 +418,7 @@ func TestReconnectToTheSameIncarnation(t *testing.T) {
 	e.reopen(func() {
 		r.awaitState(worker.FeedBroken) // nothing is believed until the engine has proven itself
 		if cached := r.index.CachedBlocks(r.rank.Slot); cached == 0 {
-			t.Error("what was held is dropped before anybody knows of a new life")
+			t.Error("held blocks are dropped before a restart is known")
 		}
 		b := s.batch()
 		e.store(b)

@@ -16,7 +16,7 @@ import (
 // These are orders of events by which a feed could be live and wrong, or live with
 // nobody at the other end.
 
-// staysFalse checks that a state does not come while what should not lead to it is under way.
+// staysFalse checks that a state does not come while what should not lead to it is in progress.
 func (r *feedHarness) staysFalse(s worker.FeedState, within time.Duration) {
 	r.t.Helper()
 	testwait.Holds(r.t, within, fmt.Sprintf("the feed is not %v", s), func() bool { return r.state() != s })

@@ -65,7 +65,7 @@ const (
 	maxThreads       = 8
 	maxPerFeed       = 2  // descriptors, between replays
 	fixedDescriptors = 12 // descriptors that do not grow with the fleet: the poller's, this test's
-	replayingTop     = 3  // descriptors of a feed whose replay is under way
+	replayingTop     = 3  // descriptors of a feed whose replay is in progress
 	// mostCPU is of one message, and leaves a machine that is busy otherwise its slack.
 	mostCPU = 15 * time.Microsecond
 	// maxSpread is by how much the CPU per message may differ between the rates, as a share of the
@@ -125,7 +125,7 @@ func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.
 }
 
 // TestAllEnginesRestart: all engines of a fleet restart together, and each has published
-// much before anybody has subscribed again. The feeds catch up, and requests are served
+// much before any feed has subscribed again. The feeds catch up, and requests are served
 // meanwhile.
 func TestAllEnginesRestart(t *testing.T) {
 	feeds, kept := 100, 100

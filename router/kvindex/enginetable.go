@@ -275,7 +275,7 @@ func (t *engineTable) from(point uint64, cells int, factor uint64, do func(engin
 	return next, last
 }
 
-// ensureRoom makes space for more keys and performs a share of a resize that is under way.
+// ensureRoom makes space for more keys and performs a share of a resize that is in progress.
 func (t *engineTable) ensureRoom(more int, factor uint64, valid func(uint64) bool) {
 	if t.advanceMove(more, factor, valid); t.old != nil {
 		return

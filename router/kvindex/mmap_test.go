@@ -13,7 +13,7 @@ func mapSmallTables(t *testing.T) {
 	mmapMinCells, mmapReturnBytes = 256, 256
 }
 
-// A table that grows and shrinks through many moves, each of which is long under way,
+// A table that grows and shrinks through many moves, each of which is long in progress,
 // is compared with a map at each step.
 func TestTablesThatMove(t *testing.T) {
 	mapSmallTables(t)

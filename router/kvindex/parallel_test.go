@@ -59,7 +59,7 @@ func TestParallelWritersEqualTheModel(t *testing.T) {
 }
 
 // The bound holds whenever no writer is in the middle of an event, and meanwhile is
-// passed by no more than what the events under way may bring.
+// passed by no more than what the events in progress may bring.
 func TestBoundUnderParallelWriters(t *testing.T) {
 	const bound, writers, blocks = 400_000, 4, 20
 	ix := New(Options{MaxBytes: bound})

@@ -293,7 +293,7 @@ func TestFailedSinkEndsRecording(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	if rec.Active() {
-		t.Error("it is still under way")
+		t.Error("it is still in progress")
 	}
 	if err := g.Stop(); err == nil || !strings.Contains(err.Error(), "disk full") {
 		t.Errorf("stopped with %v", err)

@@ -19,7 +19,7 @@ type Sink interface {
 	Add(*Entry)
 }
 
-// TraceSampler decides at a request's start whether its trace is sampled, which engines are told in
+// TraceSampler decides at a request's start whether its trace is sampled, which engines receive in
 // traceparent. A sink that implements it makes the Log give entries a trace.
 type TraceSampler interface {
 	Sample(parent TraceContext, model string) bool

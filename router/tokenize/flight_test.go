@@ -129,7 +129,7 @@ func TestCancelledWaiterReturns(t *testing.T) {
 func TestWaiterHasItsOwnTimeout(t *testing.T) {
 	e := newEngine(t)
 	tk := New(Options{Timeout: 50 * time.Millisecond})
-	// A lookup under way that no engine will ever end.
+	// A lookup in progress that no engine will ever end.
 	doc := scanned(t, flightBody)
 	w := getWork()
 	w.read(Completion, doc)

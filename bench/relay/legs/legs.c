@@ -89,7 +89,7 @@ static void accept_one(int listener, struct sockaddr_in *engines) {
     }
     for (int i = PREFILL; i < SIDES; i++) {
         f->fd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        // On the loopback a connect does not wait for anybody.
+        // On the loopback a connect does not wait for the peer.
         if (f->fd[i] < 0 || connect(f->fd[i], (struct sockaddr *)&engines[i - PREFILL], sizeof *engines) != 0) die("connect");
     }
     for (int i = 0; i < SIDES; i++) {

@@ -57,7 +57,7 @@ static void accept_one(int listener, struct sockaddr_in *engine) {
     int one = 1, fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
     int up = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    // On the loopback a connect does not wait for anybody.
+    // On the loopback a connect does not wait for the peer.
     if (up < 0 || fd >= MAX_FD || up >= MAX_FD || connect(up, (struct sockaddr *)engine, sizeof *engine) != 0) {
         close(fd);
         if (up >= 0) close(up);

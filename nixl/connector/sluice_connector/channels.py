@@ -66,7 +66,7 @@ class NixlChannel:
     name = "nixl"
     # Seconds in which progress is made every millisecond after a message: the
     # first makes the connection, which takes a starved machine long. After that
-    # it is made now and then, for what was still under way.
+    # it is made now and then, for what was still in progress.
     CONNECT, SETTLE, SLOW = 5.0, 0.5, 0.1
     WRITE = 2.0  # seconds that a write may take
 

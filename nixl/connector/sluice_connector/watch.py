@@ -114,7 +114,7 @@ class Watch:
             try:
                 before = [(request, list(handles)) for request, handles in transfers.items()]
             except Exception as e:
-                self._stumbled("transfers under way", e)
+                self._stumbled("transfers in flight", e)
             done = pop(transfers)
             if self._telemetry:
                 # Entries that pop has removed from transfers are lost if this code raises an exception.

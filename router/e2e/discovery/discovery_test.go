@@ -220,7 +220,7 @@ func TestWorkersFile(t *testing.T) {
 
 	harness.WriteFile(t, path, list("a", "b"))
 	testwait.UntilWithin(t, 5*time.Second, "x is gone", func() bool { return r.State("x") == worker.Gone })
-	last := testwait.Settled(t, r.Config.Health.Interval/2, "the count of probes that were under way", asked.Load)
+	last := testwait.Settled(t, r.Config.Health.Interval/2, "the count of probes that were in progress", asked.Load)
 	testwait.Holds(t, 6*r.Config.Health.Interval, "x is not probed after it was removed", func() bool { return asked.Load() == last })
 
 	harness.WriteFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")

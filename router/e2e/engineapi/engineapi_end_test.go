@@ -93,7 +93,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 							t.Errorf("%d leases were let run out", n)
 						}
 						harness.WantClientGone(t, f.Router, r.Context.ID)
-						testwait.UntilWithin(t, harness.TestTimeout, "the socket has nothing under way", func() bool {
+						testwait.UntilWithin(t, harness.TestTimeout, "the socket has nothing in flight", func() bool {
 							st := f.Router.Wire.Stats()
 							return st.Streams == 0 && st.Requests == 0
 						})

@@ -182,6 +182,6 @@ func TestEngineAPICertificateReload(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
 	if a := harness.ReadEngineAPI(ctx, s); a.Err != nil || a.Failure != nil || a.Finish[0] != "cancelled" {
-		t.Errorf("the stream that was under way: %v %v %q", a.Err, a.Failure, a.Finish[0])
+		t.Errorf("the stream that was in progress: %v %v %q", a.Err, a.Failure, a.Finish[0])
 	}
 }

@@ -714,7 +714,7 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 	// On a machine that starts the requests more slowly than the engines wait, the first end
 	// before the last begin.
 	if most < int64(n)*9/10 && took < 2*wait {
-		t.Errorf("only %d of %d were under way together", most, n)
+		t.Errorf("only %d of %d were in progress together", most, n)
 	}
 	// The router sends the last frame before it updates the counters of the stream.
 	testwait.UntilWithin(t, harness.TestTimeout, "nothing is left behind", func() bool {

@@ -120,7 +120,7 @@ func TestMixedFaults(t *testing.T) {
 	}
 	traffic(warmUp)
 	var first state
-	testwait.UntilWithin(t, 60*time.Second, "nothing is under way", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "nothing is in flight", func() bool {
 		page := string(harness.Get(t, "http://"+p.Addr+"/metrics").Body)
 		return harness.SeriesValue(page, "sluice_rank_requests{") == 0 && harness.SeriesValue(page, "sluice_legs_in_flight{") == 0 && harness.SeriesValue(page, "sluice_kv_handles_leased") == 0
 	})

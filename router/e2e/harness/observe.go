@@ -98,7 +98,7 @@ func WantIdle(t *testing.T, r *Router, within time.Duration, engines ...*sim.Eng
 			t.Logf("still there: %s", busy)
 		}
 	}()
-	testwait.UntilWithin(t, within, "nothing is under way", func() bool {
+	testwait.UntilWithin(t, within, "nothing is in flight", func() bool {
 		busy = r.ReservedLoad()
 		for i, e := range engines {
 			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksLeased != 0) {

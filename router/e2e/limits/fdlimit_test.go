@@ -118,11 +118,11 @@ func TestOutOfDescriptors(t *testing.T) {
 		io.WriteString(nc, body[20:])
 		resp, err := http.ReadResponse(bufio.NewReader(nc), nil)
 		if err != nil {
-			t.Errorf("a request that was under way: %v", err)
+			t.Errorf("a request that was in progress: %v", err)
 			continue
 		}
 		if resp.StatusCode != 200 && (resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != "too_many_connections") {
-			t.Errorf("a request that was under way: %d %s", resp.StatusCode, resp.Header.Get("X-Sluice-Reason"))
+			t.Errorf("a request that was in progress: %d %s", resp.StatusCode, resp.Header.Get("X-Sluice-Reason"))
 		}
 		nc.Close()
 	}

@@ -39,7 +39,7 @@ func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.End
 		}
 		d.got <- a
 	}()
-	testwait.UntilWithin(t, 10*time.Second, "the stream is under way", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the stream is in progress", func() bool {
 		for i, e := range m.Engines {
 			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
 				d.engineName = fmt.Sprint("d", i)

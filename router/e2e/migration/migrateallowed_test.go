@@ -303,7 +303,7 @@ func TestMultipleChoicesDrain(t *testing.T) {
 	got := make(chan *harness.Answer, 1)
 	go func() { got <- harness.Post(t, m.URL+"/v1/chat/completions", body) }()
 	on := ""
-	testwait.UntilWithin(t, 20*time.Second, "the stream is under way", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "the stream is in progress", func() bool {
 		for i, e := range m.Engines {
 			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 6 {
 				on = fmt.Sprint("d", i)
@@ -465,7 +465,7 @@ func TestMigrationKeepsConfiguration(t *testing.T) {
 		got <- a
 	}()
 	var engine *sim.Engine
-	testwait.UntilWithin(t, 10*time.Second, "the stream is under way", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the stream is in progress", func() bool {
 		for _, e := range engines {
 			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
 				engine = e

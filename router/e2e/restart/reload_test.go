@@ -283,7 +283,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 			}
 		})
 	}
-	testwait.UntilWithin(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
+	testwait.UntilWithin(t, 30*time.Second, "two are in flight", func() bool { return stats().Open-stats().Idle == 2 })
 	request(settle+"limits: {engine_conns: 2}\n", "limits.engine_conns")
 	testwait.UntilWithin(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
 	request(settle, "limits.engine_conns")

@@ -80,9 +80,9 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 			t.Errorf("429 with Retry-After %q, reason %q", x.Header.Get("Retry-After"), x.Header.Get("X-Sluice-Reason"))
 		}
 	}
-	t.Logf("%v; at most %d under way on one engine", count, most)
+	t.Logf("%v; at most %d in progress on one engine", count, most)
 	if most > 2 {
-		t.Errorf("%d requests under way on one engine; want at most 2", most)
+		t.Errorf("%d requests in flight on one engine; want at most 2", most)
 	}
 	testwait.UntilWithin(t, 5*time.Second, "places are given back", func() bool {
 		return !slices.ContainsFunc(r.AllRanks(), func(rank *worker.Rank) bool { return rank.Requests.Load() > 0 })

@@ -379,7 +379,7 @@ func TestExpiredIsReported(t *testing.T) {
 	go func() { closed <- w.Close() }()
 	select {
 	case <-closed:
-		t.Error("Close did not wait for what was under way")
+		t.Error("Close did not wait for what was in progress")
 	case <-time.After(20 * time.Millisecond):
 	}
 	b.HandleReport(line("expired")) // a second report calls nothing; it would panic on the closed channel

@@ -92,7 +92,7 @@ class Fleet:
         self.router = Process(*self.args)
 
     def running(self) -> int:
-        """Requests that engines have under way."""
+        """Requests that engines have in flight."""
         return sum(metric(e.url, "requests_running") for e in self.engines)
 
     def undisturbed(self, tokens: list[int], n: int) -> list[int]:

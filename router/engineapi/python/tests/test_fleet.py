@@ -125,7 +125,7 @@ class OneFleet(AsyncCase):
 
     async def asyncTearDown(self) -> None:
         await self.engine.close()
-        await self.until("the engines have nothing under way", lambda: self.fleet.running() == 0)
+        await self.until("the engines have nothing in flight", lambda: self.fleet.running() == 0)
         await super().asyncTearDown()
 
     async def test_stop(self) -> None:
@@ -277,7 +277,7 @@ class Restart(AsyncCase):
         await asyncio.to_thread(fleet.start)
         self.assertEqual([len(tokens) for tokens, _ in await later], [5] * 10)
 
-        # One that leaves in order lets what is under way come to its end.
+        # One that leaves in order lets what is in progress come to its end.
         answer = engine.generate(request(400))
         head = (await answer.__anext__()).data().token_ids
         end = asyncio.create_task(asyncio.to_thread(fleet.router.end, signal.SIGTERM))

@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         if self._goaway is not None or self._last >= frames.MAX_STREAM:
             raise again(self._goaway or Refused("the connection has no stream ids left", "draining"))
         if len(self._streams) >= self._max_streams or self._paused is not None:
-            raise Refused(f"{len(self._streams)} requests are under way on the connection; it takes {self._max_streams}", "too_many_streams")
+            raise Refused(f"{len(self._streams)} requests are in flight on the connection; it takes {self._max_streams}", "too_many_streams")
         payload = make()
         if len(payload) > self._max_frame:
             raise StreamFailed(f"a request of {len(payload)} bytes; the router takes {self._max_frame}", "too_large")

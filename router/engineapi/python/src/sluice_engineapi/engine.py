@@ -21,7 +21,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between attempts to connect
 class EngineClient:
     """One connection to a router, made when it is first needed and again when it is lost.
 
-    It belongs to one event loop. A request that was under way on a lost connection
+    It belongs to one event loop. A request that was in progress on a lost connection
     fails with ConnectionLost; the next one connects again.
 
         async with EngineClient("unix:///run/sluice/engine.sock") as engine:
