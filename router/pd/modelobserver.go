@@ -1,11 +1,11 @@
 package pd
 
 import (
-	"encoding/hex"
 	"time"
 
 	"sluice/dataplane/relay"
 	"sluice/router/kvtransfer/completion"
+	"sluice/router/requestlog"
 	"sluice/router/schedule"
 )
 
@@ -41,30 +41,26 @@ func observeTransfer(o ModelObserver, res *completion.Result) {
 	o.Transferred(took)
 }
 
-// traceID returns the trace id of the request's traceparent header (W3C Trace Context) if the trace
-// is sampled, otherwise zero.
-func (q *request) traceID() [16]byte { return parseTraceID(q.x.Header("traceparent")) }
-
-func parseTraceID(parent []byte) (id [16]byte) {
-	const version, end, flags = len("00-"), len("00-") + 32, len("00-") + 32 + len("-") + 16 + len("-")
-	if len(parent) < flags+2 || parent[end] != '-' || parent[flags-1] != '-' {
-		return [16]byte{}
+// traceID returns the id of the request's trace if it is sampled, otherwise zero: of the trace that
+// Sluice exports, or without one of the client's traceparent header.
+func (q *request) traceID() requestlog.TraceID {
+	if e := q.entry; e != nil && e.Trace.ID != (requestlog.TraceID{}) {
+		if e.Trace.Sampled {
+			return e.Trace.ID
+		}
+		return requestlog.TraceID{}
 	}
-	var flag [1]byte
-	if _, err := hex.Decode(flag[:], parent[flags:flags+2]); err != nil || flag[0]&1 == 0 {
-		return [16]byte{}
+	if c, ok := requestlog.ParseTraceparent(q.x.Header("traceparent")); ok && c.Sampled {
+		return c.ID
 	}
-	if _, err := hex.Decode(id[:], parent[version:end]); err != nil {
-		return [16]byte{}
-	}
-	return id
+	return requestlog.TraceID{}
 }
 
 // sharedTraceID returns the trace id for a stream that outlives its request; nil for none. Only a
 // traced stream has memory for it.
-func (q *request) sharedTraceID() *[16]byte {
+func (q *request) sharedTraceID() *requestlog.TraceID {
 	id := q.traceID()
-	if id == ([16]byte{}) {
+	if id == (requestlog.TraceID{}) {
 		return nil
 	}
 	return &id

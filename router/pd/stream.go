@@ -15,6 +15,7 @@ import (
 	"sluice/router/kvtransfer"
 	"sluice/router/pd/abort"
 	"sluice/router/pd/reqbody"
+	"sluice/router/requestlog"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -44,11 +45,11 @@ type streamState struct {
 	transfer *kvtransfer.Transfer // watch over the hand-over
 	prefill  *worker.Rank
 
-	endedTransfer *schedule.Transfer // the result of the hand-over of an earlier leg
-	unmigratable  string             // why the stream cannot migrate
-	migration     *streamMigration   // nil if it cannot migrate
-	trace         *[16]byte          // the request's trace id; nil if it has none
-	indexedWorker *worker.Worker     // the worker under which Runner.migratable lists the stream
+	endedTransfer *schedule.Transfer  // the result of the hand-over of an earlier leg
+	unmigratable  string              // why the stream cannot migrate
+	migration     *streamMigration    // nil if it cannot migrate
+	trace         *requestlog.TraceID // the request's trace id; nil if it has none
+	indexedWorker *worker.Worker      // the worker under which Runner.migratable lists the stream
 }
 
 // relay passes the stream to the front, which relays it after the handler has returned.
@@ -87,6 +88,9 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	hooks := front.RelayHooks{Handler: s, ClientDeadline: q.deadline}
 	if s.model != nil {
 		hooks.Intervals = s.model.Intervals()
+	}
+	if s.entry != nil {
+		s.entry.Intervals.Next, hooks.Intervals = hooks.Intervals, &s.entry.Intervals
 	}
 	if q.answerLease != nil {
 		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"sluice/dataplane/relay"
 )
 
 // Bounds of one entry; what is beyond them is counted in Dropped.
@@ -95,7 +97,8 @@ type Entry struct {
 	PromptTokens int // as counted by the router, or by the engine if it reported a number
 	Retries      int
 	Migrations   int
-	Dropped      int // legs and choices beyond the bounds
+	Dropped      int             // legs and choices beyond the bounds
+	Intervals    relay.Intervals // the times between the stream's events
 	Outcome
 }
 
@@ -135,7 +138,7 @@ type Outcome struct {
 	OutputTokens  int           // as reported by the engine; -1 unknown
 	Events        int64         // of a stream, "[DONE]" included
 	FirstToken    time.Duration // since Received; 0: there was none, or the response is not a stream
-	ITLP50        time.Duration // inter-token latency; 0: unknown
+	ITLP50        time.Duration // inter-token latency, from Intervals; 0: unknown
 	ITLP99        time.Duration
 	Total         time.Duration
 	ResponseBytes int64
@@ -271,6 +274,7 @@ func (e *Entry) Finish(out Outcome, promptTokens int) {
 		return
 	}
 	out.Reason = strings.Clone(out.Reason)
+	out.ITLP50, out.ITLP99 = e.Intervals.Quantile(0.5), e.Intervals.Quantile(0.99)
 	e.Outcome = out
 	if promptTokens > 0 {
 		e.PromptTokens = promptTokens

@@ -124,6 +124,29 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
+// TestAccessLogOfIntervals: the line of a stream has quantiles of the time between its tokens.
+func TestAccessLogOfIntervals(t *testing.T) {
+	t.Parallel()
+	mod, find := accessLog(t)
+	e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 10 {
+			io.WriteString(w, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"sim","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}`+"\n\n")
+			w.(http.Flusher).Flush()
+			testwait.Pace(20 * time.Millisecond)
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	r := harness.StartRouter(t, harness.AllOf(mod, func(c *config.Config) { c.Tokens.Mode = "text" }), e.Worker(worker.Aggregated, "w0"))
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`), "X-Request-Id", "paced"), 200)
+	line := find("paced")
+	p50, _ := line["itl_p50_ms"].(float64)
+	p99, _ := line["itl_p99_ms"].(float64)
+	if p50 < 15 || p99 < p50 || p99 > line["total_ms"].(float64) || line["events"] != 11. {
+		t.Errorf("with 20 ms between tokens the line is %v", line)
+	}
+}
+
 // TestAccessLogOfFailures: the reasons and the counts of requests that fail, are retried or migrate.
 func TestAccessLogOfFailures(t *testing.T) {
 	t.Parallel()
@@ -187,6 +210,9 @@ func TestAccessLogOfRefusals(t *testing.T) {
 		want(t, find(id), c.members)
 	}
 }
+
+// Traces are exported at once, so that no test waits for a batch.
+func init() { os.Setenv("OTEL_BSP_SCHEDULE_DELAY", "50") }
 
 // collector keeps the spans that it receives over OTLP/HTTP.
 type collector struct {

@@ -59,8 +59,10 @@ func logFull(l *requestlog.Log, id string) {
 	e.EndLeg(e.StartLeg("prefill", "p0", 2, 16, received), "ok", 20*time.Millisecond)
 	e.EndLeg(e.StartLeg("decode", "d0", 1, 8, received.Add(21*time.Millisecond)), "ok", 200*time.Millisecond)
 	e.Queue.Took = 2 * time.Millisecond
+	e.Intervals.Buckets[5].Add(50) // 10 to 15 ms
+	e.Intervals.Buckets[6].Add(50)
 	e.Finish(requestlog.Outcome{
-		Status: 200, CachedTokens: 12, OutputTokens: 7, Events: 9, FirstToken: 33 * time.Millisecond, ITLP50: 5 * time.Millisecond, ITLP99: 9999 * time.Microsecond,
+		Status: 200, CachedTokens: 12, OutputTokens: 7, Events: 9, FirstToken: 33 * time.Millisecond,
 		Total: 1234567 * time.Microsecond, ResponseBytes: 987, Transfer: requestlog.Transfer{State: "done", Bytes: 4096, Span: requestlog.Span{Took: time.Millisecond}},
 	}, 31)
 }
@@ -79,7 +81,7 @@ func TestLine(t *testing.T) {
 		"time": "2026-03-04T04:06:07.089Z", "msg": "request", "request_id": "r1", "client": "10.1.2.3", "key": `team "a"`, "endpoint": "/v1/chat/completions", "model": "m\n1",
 		"stream": true, "status": 200., "plan": "disaggregated", "family": "nixl", "fallback": "decode_only", "prefill_worker": "p0", "prefill_rank": 2.,
 		"decode_worker": "d0", "decode_rank": 1., "prompt_tokens": 31., "predicted_cached_tokens": 16., "cached_tokens": 12., "output_tokens": 7., "events": 9.,
-		"queue_ms": 2., "tokenize_ms": 1.5, "ttft_ms": 33., "itl_p50_ms": 5., "itl_p99_ms": 9.999, "total_ms": 1234.567, "request_bytes": 345., "response_bytes": 987.,
+		"queue_ms": 2., "tokenize_ms": 1.5, "ttft_ms": 33., "itl_p50_ms": 15., "itl_p99_ms": 19.9, "total_ms": 1234.567, "request_bytes": 345., "response_bytes": 987.,
 		"retries": 1., "migrations": 1., "transfer": "done", "transfer_bytes": 4096., "transfer_ms": 1.,
 	}
 	wantJSON(t, lines[0], want)
