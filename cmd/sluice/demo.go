@@ -269,7 +269,7 @@ func summary(w io.Writer, sides []*demoSide) error {
 	}
 	kv, rr := sides[1].report, sides[0].report
 	if kv != nil && rr != nil && kv.TTFT.P50 > 0 {
-		fmt.Fprintf(w, "\nThe same load, the same engines: round robin's median first token came %.2f times as late.\n", rr.TTFT.P50/kv.TTFT.P50)
+		fmt.Fprintf(w, "\nWith the same load and engines, the median time to first token of round robin was %.2f times as long.\n", rr.TTFT.P50/kv.TTFT.P50)
 	}
 	for _, s := range sides {
 		if s.report == nil {

@@ -117,7 +117,7 @@ func runReplay(files []string, list []replay.Variant, stdout, stderr io.Writer) 
 			recordingHeading(stdout, i, &g)
 		}
 		if len(trace.Requests) == 0 {
-			fmt.Fprintln(stderr, "sluice replay: no request was placed while this was recorded")
+			fmt.Fprintln(stderr, "sluice replay: no request was placed during this recording")
 			continue
 		}
 		replayRecording(stdout, trace, list)
@@ -195,27 +195,27 @@ func millis(d time.Duration) string {
 func explainModel(w io.Writer, t *replay.Trace, recorded *replay.Result, rates replay.Rates, timed bool) {
 	fmt.Fprintln(w)
 	if f := recorded.Fidelity; f.Requests > 0 {
-		fmt.Fprintf(w, "The model with the recorded choices finds %s cached tokens where the engines reported %s: within a block for %.1f %% of %s requests, %.0f tokens off in the mean.\n",
+		fmt.Fprintf(w, "With the recorded choices the model finds %s cached tokens, and the engines reported %s: within a block for %.1f %% of %s requests, with a mean error of %.0f tokens.\n",
 			humanize.Comma(int64(f.Modelled)), humanize.Comma(int64(f.Reported)), 100*float64(f.WithinOneBlock)/float64(f.Requests), humanize.Comma(int64(f.Requests)), f.MeanError)
 	} else {
-		fmt.Fprintln(w, "No engine reported cached tokens: nothing says how well the model's caches match (vLLM: --enable-prompt-tokens-details).")
+		fmt.Fprintln(w, "No engine reported cached tokens, so the accuracy of the model's caches is unknown (vLLM: --enable-prompt-tokens-details).")
 	}
 	if timed {
-		fmt.Fprintf(w, "A prompt token takes %.1f µs and a first token %.1f ms beside: set such that the recorded choices lead to the recorded median. p99 is the model's own.\n",
+		fmt.Fprintf(w, "A prompt token takes %.1f µs and a first token another %.1f ms; these rates make the recorded choices yield the recorded median. p99 is an estimate of the model.\n",
 			float64(rates.PerToken)/float64(time.Microsecond), float64(rates.Base)/float64(time.Millisecond))
 	} else {
-		fmt.Fprintln(w, "No stream was recorded: there are no times to first token to set the model by.")
+		fmt.Fprintln(w, "No stream was recorded, so there are no times to first token to calibrate the model with.")
 	}
 	if t.Compared > 0 {
-		fmt.Fprintf(w, "The recorded events, put through the index, give the recorded overlap in %.1f %% of %s choices", 100*float64(t.Agreed)/float64(t.Compared), humanize.Comma(int64(t.Compared)))
+		fmt.Fprintf(w, "The index, with the recorded events, gives the recorded overlap in %.1f %% of %s choices", 100*float64(t.Agreed)/float64(t.Compared), humanize.Comma(int64(t.Compared)))
 		if t.IndexTime > 0 {
 			fmt.Fprintf(w, " (%s events a second)", humanize.Comma(int64(float64(t.Events)/t.IndexTime.Seconds())))
 		}
-		fmt.Fprintln(w, "; less than all where more was held at its beginning than is recorded, feeds were catching up, or blocks counted that were still on their way.")
+		fmt.Fprintln(w, ". It is less than 100 % if ranks had blocks that were not recorded, feeds were catching up, or the choice counted blocks whose events had not arrived.")
 	}
 	for i := range t.Ranks {
 		if t.Ranks[i].CapacityEstimated {
-			fmt.Fprintf(w, "The capacity of %v was not announced: %s blocks are assumed, the most it was seen to hold.\n", t.Ranks[i].ID, humanize.Comma(int64(t.Ranks[i].Capacity)))
+			fmt.Fprintf(w, "The capacity of %v is unknown; %s blocks are assumed, the largest number that it held.\n", t.Ranks[i].ID, humanize.Comma(int64(t.Ranks[i].Capacity)))
 		}
 	}
 	if t.Dropped > 0 {
