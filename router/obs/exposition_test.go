@@ -174,7 +174,7 @@ func TestCardinality(t *testing.T) {
 		for l := range schedule.LegKind(legKinds) {
 			model.LegEnded(l, time.Millisecond)
 		}
-		model.Ended(&schedule.Outcome{Status: 200, PromptTokens: 1, OutputTokens: 2, TTFT: 1, Total: time.Millisecond}, 1, [16]byte{})
+		model.Ended(schedule.Outcome{Status: 200, PromptTokens: 1, OutputTokens: 2, TTFT: 1, Total: time.Millisecond}, 1, [16]byte{})
 	}
 	specs := make([]apikey.Spec, maxKeys+1)
 	for i := range specs {
@@ -240,7 +240,7 @@ func TestModelsDoNotAllocate(t *testing.T) {
 		model.FirstToken(time.Millisecond, [16]byte{})
 		model.LegEnded(schedule.DecodeLeg, time.Second)
 		model.Transferred(time.Millisecond)
-		model.Ended(out, 10, [16]byte{})
+		model.Ended(*out, 10, [16]byte{})
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -282,7 +282,7 @@ func BenchmarkRequest(b *testing.B) {
 		model.FirstToken(time.Millisecond, [16]byte{})
 		m.LegEnded(schedule.DecodeLeg, r.ID, "ok", time.Millisecond)
 		model.LegEnded(schedule.DecodeLeg, time.Millisecond)
-		model.Ended(out, 10, [16]byte{})
+		model.Ended(*out, 10, [16]byte{})
 		m.ResponseEnded("/v1/completions", 200, time.Millisecond)
 	}
 }

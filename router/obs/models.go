@@ -76,8 +76,8 @@ func (m *Model) FirstToken(took time.Duration, trace [16]byte) {
 
 // Ended counts a request that has ended. prompt is its number of prompt tokens as the router
 // counted them, for engines that report none.
-func (m *Model) Ended(out *schedule.Outcome, prompt int, trace [16]byte) {
-	outcome := modelOutcome(out)
+func (m *Model) Ended(out schedule.Outcome, prompt int, trace [16]byte) {
+	outcome := modelOutcome(&out)
 	m.requests[outcome].Inc()
 	if out.Status != 200 {
 		return

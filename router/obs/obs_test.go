@@ -86,7 +86,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	for l := range schedule.LegKind(legKinds) {
 		model.LegEnded(l, 30*time.Millisecond)
 	}
-	model.Ended(&schedule.Outcome{Status: 200, PromptTokens: 100, CachedTokens: 64, OutputTokens: 11, TTFT: 70 * time.Millisecond, Total: 270 * time.Millisecond}, 100, testTrace)
+	model.Ended(schedule.Outcome{Status: 200, PromptTokens: 100, CachedTokens: 64, OutputTokens: 11, TTFT: 70 * time.Millisecond, Total: 270 * time.Millisecond}, 100, testTrace)
 	r.Feed.Store(uint32(worker.FeedLive))
 }
 

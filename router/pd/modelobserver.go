@@ -25,7 +25,7 @@ type ModelObserver interface {
 	Transferred(took time.Duration)
 	// Ended counts a request that has ended. prompt is its number of prompt tokens as the router
 	// counted them, 0 if unknown.
-	Ended(out *schedule.Outcome, prompt int, trace [16]byte)
+	Ended(out schedule.Outcome, prompt int, trace [16]byte)
 }
 
 // observeTransfer reports a successful transfer to the model's observer. An engine that reports the

@@ -253,12 +253,12 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 	})
 }
 
-// endExplain ends the explain record and counts the request's outcome. For a request that continues a stream it does nothing,
+// endExplain ends the explain record and counts the outcome. For a request that continues a stream it does nothing,
 // because the stream ends the record.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
 		if q.modelObserver != nil {
-			q.modelObserver.Ended(&out, q.prompt.Count, q.traceID())
+			q.modelObserver.Ended(out, q.prompt.Count, q.traceID())
 		}
 		q.settings.Scheduler.EndRecord(q.req.RequestID, out)
 		finishEntry(q.entry, &out, out.OutputTokens, 0, q.responseBytes)

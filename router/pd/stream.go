@@ -203,7 +203,7 @@ func (s *streamState) Ended(res relay.Result) {
 		s.settings.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
 	}
 	if s.model != nil {
-		s.model.Ended(&out, int(s.tokens), s.traceOf())
+		s.model.Ended(out, int(s.tokens), s.traceOf())
 	}
 	opt.Scheduler.EndRecord(s.requestID, out)
 	finishEntry(s.entry, &out, res.Usage.Completion, res.Events, res.Bytes)
