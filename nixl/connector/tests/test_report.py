@@ -85,7 +85,7 @@ class EndpointTest(unittest.TestCase):
         self.assertEqual(endpoint.parse(b'{"version":1,"zmq":null}'), endpoint.Endpoint("", None, None))
 
     def test_other_documents_are_refused(self):
-        for body, why in ((b"<html>", "not a connector document"), (b"[]", "no connector document"), (b'{"version":2}', "version 2"),
+        for body, why in ((b"<html>", "not a connector document"), (b"[]", "not a connector document"), (b'{"version":2}', "version 2"),
                           (b'{"version":1,"nixl":{"agent":"a"}}', "metadata")):
             with self.assertRaisesRegex(ValueError, why):
                 endpoint.parse(body)
