@@ -101,6 +101,7 @@ func (q *request) applyView(v *fleet.View) {
 		return
 	}
 	q.pool = pool
+	q.modelObserver = q.settings.Observer.Model(pool.Model)
 	m := q.settings.pdOf(pool.Model)
 	q.pd = &m.pd
 	q.plan = planFor(pool, q.req.Endpoint, &q.req.Doc, m)

@@ -57,9 +57,6 @@ func (r *reservationPool) idle() (free reservationPool) {
 // internModel replaces q.model, which borrows from the body, with a string that outlives the body:
 // the pool's model name if they are equal.
 func (q *request) internModel() {
-	if q.pool != nil {
-		q.modelObserver = q.settings.Observer.Model(q.pool.Model)
-	}
 	if q.pool != nil && q.pool.Model == q.model {
 		q.model = q.pool.Model
 	} else {

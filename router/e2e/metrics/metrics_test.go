@@ -89,3 +89,29 @@ func TestModelMetrics(t *testing.T) {
 		t.Errorf("Content-Type %q", got)
 	}
 }
+
+// TestMigratedStreamCounts: a stream that continues on another engine is one request of its model,
+// with both legs and the tokens of both.
+func TestMigratedStreamCounts(t *testing.T) {
+	t.Parallel()
+	m := harness.StartMigrationFleet(t, false, 2, nil)
+	m.Fail("breaks", sim.Fault{Kind: sim.Reset, After: 5})
+	a := harness.Post(t, m.URL+"/v1/completions", `{"model":"sim","stream":true,"prompt":"go on","max_tokens":40,"ignore_eos":true,"stream_options":{"include_usage":true}}`, "X-Request-Id", "breaks")
+	harness.WantStatus(t, a, 200)
+	testwait.UntilWithin(t, 5*time.Second, "the migration is counted", func() bool { return m.Migrated("done") == 1 })
+	testwait.UntilWithin(t, 5*time.Second, "the request is counted", func() bool {
+		return m.Metric(`sluice_model_requests_total{model="sim",outcome="ok"}`) == 1
+	})
+	for series, want := range map[string]float64{
+		`sluice_model_requests_total{model="sim",outcome="failed"}`:        0,
+		`sluice_model_queue_seconds_count{model="sim"}`:                    1,
+		`sluice_model_time_to_first_token_seconds_count{model="sim"}`:      1,
+		`sluice_model_request_duration_seconds_count{model="sim"}`:         1,
+		`sluice_model_leg_duration_seconds_count{model="sim",leg="whole"}`: 1, // the leg that did not fail
+		`sluice_model_output_tokens_total{model="sim"}`:                    40,
+	} {
+		if got := m.Metric(series); got != want {
+			t.Errorf("%s is %v, want %v", series, got, want)
+		}
+	}
+}
