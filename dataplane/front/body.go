@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/http1"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 )
 
 const (
@@ -39,7 +40,7 @@ type body struct {
 	chunked     http1.ChunkedReader // stream, if the body is chunked
 	atEOF       bool                // stream has ended
 	broken      bool                // stream failed: the next request cannot be found
-	deadline    monoTime            // by which all of it must have arrived
+	deadline    monotime.Time       // by which all of it must have arrived
 	arrived     int64               // bytes of an incomplete body that have arrived with the head; 0 if not known
 	inReadAhead []byte              // the body in the connection's read-ahead, if it arrived with the head
 	lease       membudget.Lease

@@ -15,6 +15,7 @@ import (
 
 	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/relay"
 )
 
@@ -77,9 +78,9 @@ type conn struct {
 
 	drainTarget        drainTarget
 	response           responseInfo
-	writeDeadline      monoTime // of writes; for a stream their last time; 0: none
-	readDeadline       monoTime // of reads; 0: none
-	socketReadDeadline monoTime // set on the socket, no later than readDeadline; 0: none
+	writeDeadline      monotime.Time // of writes; for a stream their last time; 0: none
+	readDeadline       monotime.Time // of reads; 0: none
+	socketReadDeadline monotime.Time // set on the socket, no later than readDeadline; 0: none
 }
 
 // deadlineKind is the purpose of a deadline that fasthttp sets.
@@ -96,25 +97,15 @@ const (
 type responseInfo struct {
 	endpoint *Endpoint
 	status   int
-	since    monoTime
+	since    monotime.Time
 }
 
-// monoTime is a time since epoch, 0 for none. It takes a third of a time.Time, and a connection
-// has many.
-type monoTime time.Duration
-
-func monoTimeOf(t time.Time) monoTime {
+// monoTimeOf returns t in the form in which connections keep times; the zero time is 0, for none.
+func monoTimeOf(t time.Time) monotime.Time {
 	if t.IsZero() {
 		return 0
 	}
-	return monoTime(max(t.Sub(epoch), 1))
-}
-
-func (m monoTime) time() time.Time {
-	if m == 0 {
-		return time.Time{}
-	}
-	return epoch.Add(time.Duration(m))
+	return max(monotime.Of(t), 1)
 }
 
 // The states of a hijack, as bits of conn.hijackState.
@@ -313,15 +304,15 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 // BodyIdleTimeout from now. Without TLS this nearly always only changes readDeadline, see
 // SetReadDeadline. With TLS it moves a timer, so it is done rarely and with a quarter of
 // BodyIdleTimeout more.
-func (c *conn) setBodyReadDeadline(deadline monoTime) error {
-	now, idle := monoTimeOf(time.Now()), monoTime(c.srv.options().BodyIdleTimeout)
+func (c *conn) setBodyReadDeadline(deadline monotime.Time) error {
+	now, idle := monoTimeOf(time.Now()), monotime.Time(c.srv.options().BodyIdleTimeout)
 	if c.tlsConn != nil {
 		if c.readDeadline != 0 && c.readDeadline <= deadline && (c.readDeadline == deadline || c.readDeadline >= now+idle) && c.readDeadline <= now+idle+idle/4 {
 			return nil
 		}
 		idle += idle / 4
 	}
-	return c.SetReadDeadline(min(deadline, now+idle).time())
+	return c.SetReadDeadline(min(deadline, now+idle).Time())
 }
 
 // retryRead reports whether a read failed only because the socket's deadline was earlier than
@@ -331,7 +322,7 @@ func (c *conn) retryRead(err error) bool {
 		return false
 	}
 	c.socketReadDeadline = c.readDeadline
-	return c.Conn.SetReadDeadline(c.readDeadline.time()) == nil
+	return c.Conn.SetReadDeadline(c.readDeadline.Time()) == nil
 }
 
 // Close closes the connection. During a hijack it only records that fasthttp's hijack goroutine
@@ -514,7 +505,7 @@ func (c *conn) reportResponseEnded() {
 		return
 	}
 	if o := c.srv.initial.Observer; o != nil {
-		o.ResponseEnded(e.endpoint.Path, e.status, time.Since(e.since.time()))
+		o.ResponseEnded(e.endpoint.Path, e.status, e.since.Since())
 	}
 	e.endpoint = nil
 }

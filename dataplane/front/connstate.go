@@ -2,6 +2,7 @@ package front
 
 import (
 	"sluice/dataplane/http1"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
@@ -17,7 +18,7 @@ type connState struct {
 	readErr         error // of the last failed read
 	scan            http1.BareEndScanner
 	headBudget      headBudget
-	chunkedDeadline monoTime // of the chunked body that is being read; 0: none is
+	chunkedDeadline monotime.Time // of the chunked body that is being read; 0: none is
 	continued       continuedRequest
 	stall           relay.StallDetector // with the client of a stream that no loop drives
 	unsentBytes     int                 // result of queryUnsent

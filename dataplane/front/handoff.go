@@ -113,7 +113,7 @@ func (s *Server) claimIdle() {
 			claimed++
 		case c.canHandOff() && c.readState.claim():
 			claimed++
-			_ = c.Conn.SetReadDeadline(epoch)
+			_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
 	s.conns.mu.Unlock()

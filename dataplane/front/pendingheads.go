@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 )
 
@@ -44,15 +45,15 @@ type pendingQueue struct {
 	mu          sync.Mutex
 	byFD        map[int32]*conn
 	deadlines   deadlineHeap
-	wakeTime    monoTime // when the poller's wait ends; 0: never
-	checkClaims bool     // some connections may be claimed for another process
+	wakeTime    monotime.Time // when the poller's wait ends; 0: never
+	checkClaims bool          // some connections may be claimed for another process
 	closed      bool
 }
 
 // pendingConn is the state of a connection in the queue.
 type pendingConn struct {
-	deadline  monoTime // when the queue refuses or closes the connection
-	index     int      // in pendingQueue.deadlines; guarded by mu
+	deadline  monotime.Time // when the queue refuses or closes the connection
+	index     int           // in pendingQueue.deadlines; guarded by mu
 	fd        int32
 	responded bool // it has been refused; the queue waits for the client to close it
 	resumed   bool // it has left the queue, and the fast path need not wait for its head
@@ -93,10 +94,10 @@ func (l *pendingQueue) add(c *conn, deadline time.Time) (added bool) {
 }
 
 // wakeBy makes the wait of run end at m at the latest. The caller holds mu.
-func (l *pendingQueue) wakeBy(m monoTime) {
+func (l *pendingQueue) wakeBy(m monotime.Time) {
 	if l.wakeTime == 0 || m < l.wakeTime {
 		l.wakeTime = m
-		l.poll.setDeadline(m.time())
+		l.poll.setDeadline(m.Time())
 	}
 }
 
@@ -288,7 +289,7 @@ func (l *pendingQueue) expire() {
 	}
 	// On busy processors this goroutine runs late, and expires one batch for each interval that
 	// it has missed.
-	turns := 1 + (now-next)/monoTime(expireInterval)
+	turns := 1 + (now-next)/monotime.Time(expireInterval)
 	for range expireBatch * min(turns, maxExpireBatches) {
 		l.mu.Lock()
 		if len(l.deadlines) == 0 || l.deadlines[0].pendingConn.deadline > now {

@@ -42,7 +42,7 @@ func (c *conn) writeWithStallCheck(nc net.Conn, p []byte) (done int, err error) 
 // is the time of the next check. ok is false if the client has stalled or writeDeadline has
 // passed.
 func (c *conn) checkStall(now time.Time) (by time.Time, ok bool) {
-	last := c.writeDeadline.time()
+	last := c.writeDeadline.Time()
 	if !last.IsZero() && !now.Before(last) {
 		return now, false
 	}

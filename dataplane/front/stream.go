@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"sluice/dataplane/eventloop"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
@@ -29,8 +30,8 @@ type stream struct {
 	call         *upstream.Call
 	handler      StreamHandler // from RelayHooks; may be nil
 	endpoint     *Endpoint
-	receivedAt   time.Duration // since epoch
-	setup        *streamSetup  // nil once an event loop drives the stream
+	receivedAt   monotime.Time
+	setup        *streamSetup // nil once an event loop drives the stream
 	status       int16
 	keep         bool             // the connection may serve another request
 	hadPipelined bool             // a pipelined request was in a reader's buffer, and is lost
@@ -55,9 +56,6 @@ type streamSetup struct {
 }
 
 var streamSetups = objpool.Pool[streamSetup]{New: func() *streamSetup { return &streamSetup{headBuf: make([]byte, 0, 512)} }}
-
-// epoch is the time from which streams and connections measure time.
-var epoch = time.Now()
 
 // acquireSetup returns the stream's setup, and takes one from the pool if there is none.
 func (st *stream) acquireSetup() *streamSetup {
@@ -162,7 +160,7 @@ func discardSecondRelay(resp *upstream.Response, call *upstream.Call, hooks Rela
 // newStream returns a stream for the exchange's response.
 func (x *httpExchange) newStream() *stream {
 	st := x.srv.streams.Get()
-	st.id, st.c, st.endpoint, st.receivedAt, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
+	st.id, st.c, st.endpoint, st.receivedAt, st.status = x.RequestID, x.c, x.Endpoint, monotime.Of(x.Received), fasthttp.StatusOK
 	if x.countedIP.IsValid() { // the request came through a trusted proxy
 		counted := x.countedIP
 		st.countedIP, x.countedIP = &counted, netip.Addr{}
@@ -410,7 +408,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 		st.resp.Release()
 	}
 	if o := s.initial.Observer; o != nil {
-		o.ResponseEnded(st.endpoint.Path, int(st.status), time.Since(epoch)-st.receivedAt)
+		o.ResponseEnded(st.endpoint.Path, int(st.status), st.receivedAt.Since())
 	}
 	if st.handler != nil {
 		st.handler.Ended(res)

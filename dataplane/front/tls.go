@@ -36,7 +36,7 @@ func (c *conn) handshake() error {
 	if err == nil {
 		c.handshakeDone = true
 		_ = c.tlsConn.SetWriteDeadline(time.Time{})
-		return c.tlsConn.SetReadDeadline(c.readDeadline.time())
+		return c.tlsConn.SetReadDeadline(c.readDeadline.Time())
 	}
 	var header tls.RecordHeaderError
 	if errors.As(err, &header) && header.Conn != nil && http1.IsTokenByte(header.RecordHeader[0]) {
