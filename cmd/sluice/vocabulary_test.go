@@ -36,7 +36,7 @@ var privatePhrases = map[string]string{
 	"twin": "compared", "anew": "again", "for ever": "without end", "at the most": "at most", "in vain": "without effect",
 	"parted by": "separated by", "not to be had": "unavailable", "of ours": "of Sluice",
 	"stand beside": "are combined with", "stands beside": "is combined with", "engine's words": "the engine's message", "engines' words": "the engines' messages",
-	"in progress": "in flight, in progress", "whoever": "the client or goroutine that", "somebody": "another process, goroutine or client",
+	"under way": "in flight, in progress", "whoever": "the client or goroutine that", "somebody": "another process, goroutine or client",
 	"find out": "determine", "finds out": "determines", "found out": "read from, determined",
 }
 
