@@ -149,6 +149,12 @@ func TestDrain(t *testing.T) {
 	if want := "Draining worker w0 of the router at " + adminAddr(r) + " (clients at "; !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), fmt.Sprintf("pid %d", os.Getpid())) {
 		t.Errorf("no %q in %s", want, &errs)
 	}
+	var list bytes.Buffer
+	runArgs("workers", nil, &list, &errs)
+	rows := strings.Split(list.String(), "\n") // the columns of all rows are aligned, and the reason is in the last one
+	if len(rows) < 3 || strings.Index(rows[0], "ENGINE") != strings.Index(rows[1], "vLLM") || strings.Index(rows[0], "ENGINE") != strings.Index(rows[2], "vLLM") || !strings.HasSuffix(rows[0], "REASON") || strings.HasSuffix(rows[1], "sim") {
+		t.Errorf("workers:\n%s", &list)
+	}
 	complete := func(command string) string {
 		var out, errs bytes.Buffer
 		run(t.Context(), []string{"__complete", command, ""}, &out, &errs)

@@ -22,7 +22,7 @@ const requestTimeout = 10 * time.Second
 const workersLong = `Prints the workers of a running router: a line for each rank, with the worker's state, the requests
 in flight from this router, the requests that the engine reports as running and waiting, the usage
 of its KV cache, the tokens that this router has sent it to prefill, and the state of its KV event
-feed and of its breaker. A reason follows a worker that is not ready.`
+feed and of its breaker. The last column is the reason why a worker is not ready.`
 
 const workersExample = `
   sluice workers
@@ -99,20 +99,21 @@ func writeWorkers(w io.Writer, workers []admin.Worker) {
 	}
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "WORKER\tROLE\tSTATE\tREQUESTS\tRUNNING\tWAITING\tKV USED\tTO PREFILL\tEVENTS\tBREAKER\tENGINE\tMODELS")
+	fmt.Fprintln(t, "WORKER\tROLE\tSTATE\tREQUESTS\tRUNNING\tWAITING\tKV USED\tTO PREFILL\tEVENTS\tBREAKER\tENGINE\tMODELS\tREASON")
 	for i := range workers {
 		wk := &workers[i]
+		reason := ""
+		if wk.State != "ready" {
+			reason = oneLine(wk.Reason)
+		}
 		for j := range wk.Ranks {
 			r := &wk.Ranks[j]
 			name := wk.ID
 			if len(wk.Ranks) > 1 {
 				name = r.ID
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.0f %%\t%d\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
-				100*r.KVUsage, r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")))
-		}
-		if wk.Reason != "" && wk.State != "ready" {
-			fmt.Fprintf(t, "  %s\n", oneLine(wk.Reason))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.0f %%\t%d\t%s\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
+				100*r.KVUsage, r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")), reason)
 		}
 	}
 	t.Flush()
