@@ -87,9 +87,11 @@ func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 	before := harness.RuntimeOf(t, r.dir)
 	cmd := exec.Command(harness.BuiltBinary(t), "restart")
 	cmd.Env = append(os.Environ(), r.env...)
-	out, err := cmd.CombinedOutput()
+	var errors strings.Builder
+	cmd.Stderr = &errors
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("restart: %v\n%s", err, out)
+		t.Fatalf("restart: %v\n%s%s", err, out, errors.String())
 	}
 	var now int
 	if _, err := fmt.Sscanf(string(out), "process %d has taken", &now); err != nil {
