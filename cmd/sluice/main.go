@@ -73,7 +73,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		serveCommand(), sidecarCommand(), demoCommand(), registerCommand(),
 		initCommand(), checkCommand(), configCommand(), keyCommand(), doctorCommand(),
-		workersCommand(), requestsCommand(), topCommand(), drainCommand(true), drainCommand(false),
+		workersCommand(), requestsCommand(), topCommand(), healthCommand(), drainCommand(true), drainCommand(false),
 		reloadCommand(), restartCommand(), explainCommand(), recordCommand(), supportBundleCommand(),
 		simCommand(), loadCommand(), replayCommand(),
 		completionCommand(), versionCommand(),
