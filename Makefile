@@ -158,6 +158,14 @@ packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into
 packages-test: packages ## check the units, and install, upgrade, remove and purge the .deb in a Debian root
 	@scripts/packages-test.sh
 
+.PHONY: image
+image: packages ## build the container image, an OCI archive, into build/dist/; needs Debian's package registry
+	@scripts/image.py
+
+.PHONY: image-test
+image-test: image ## check the image, and run it with a read-only root file system (as root)
+	@scripts/image_test.py
+
 .PHONY: observability-test
 observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
