@@ -166,6 +166,10 @@ image: packages ## build the container image, an OCI archive, into build/dist/; 
 image-test: image ## check the image, and run it with a read-only root file system (as root)
 	@scripts/image_test.py
 
+.PHONY: charts-test
+charts-test: build ## check the Helm chart and the manifests with helm and kubeconform (builds them once, some minutes)
+	@scripts/charts-test.sh
+
 .PHONY: observability-test
 observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"

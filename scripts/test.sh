@@ -31,6 +31,8 @@ if [ "${1:-}" = --tools ]; then
   step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
   step 'observability' make --no-print-directory observability-test
   step 'packages' make --no-print-directory packages-test
+  step 'image' bash -c 'scripts/image.py && scripts/image_test.py'
+  step 'charts' scripts/charts-test.sh
   printf '\nall steps passed in %ss\n' "$SECONDS"
   exit
 fi
