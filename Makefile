@@ -174,6 +174,10 @@ charts-test: build ## check the Helm chart and the manifests with helm and kubec
 observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
 
+.PHONY: docs
+docs: ## build the documentation as a site in build/site; broken links and missing pages are errors
+	@scripts/docs.sh
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin build

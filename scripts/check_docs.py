@@ -6,13 +6,25 @@
 - Every source file that a document names exists.
 - Every `go test ./PACKAGE -run NAME` of a document matches a test of the package, every `-bench NAME` a benchmark.
 - Every folder in ARCHITECTURE.md's package map exists, and every package is in the map.
+- Every `sluice ...` command, in a block or within a sentence, has subcommands and flags that bin/sluice has,
+  and every `--set PATH=` a path of the configuration.
+- Every yaml block is a configuration that `sluice check` accepts. A block whose first line is a comment
+  that names a file other than sluice.yaml or workers.yaml is another program's, as is one of Kubernetes.
+- docs/headers.md has every X-Sluice header and every reason of the code, with its status; docs/api.md has every
+  route; every log message that docs/troubleshooting.md quotes exists.
+- Every page of docs/ is in the navigation of mkdocs.yml, or listed there as left out of it.
+
+The checks that need bin/sluice are left out, with a message, where it has not been built.
 """
 import functools
 import glob
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -139,11 +151,181 @@ def check_commands(path):
                     faults.append(f"{path}: go test {command.strip()}: no {kind.lower()} of {', '.join(folders)} matches {pattern}")
 
 
+SLUICE = os.path.join(ROOT, "bin", "sluice")
+BLOCK = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^ *```", re.M | re.S)
+INLINE = re.compile(r"`((?:bin/)?sluice [^`\n]+)`")
+HIDDEN = {"agent-host"}  # commands that the router runs itself and the help leaves out
+# Pages about former releases, and output of runs.
+HISTORY = re.compile(r"^(CHANGELOG|docs/upgrading|docs/e2e-.*|docs/soaks)\.md$")
+
+
+def sluice(*arguments):
+    # The router's own variables must not change what is checked.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    environment["SLUICE_REGISTRATION_TOKEN"] = "a-token-of-the-examples"  # which they leave to the environment
+    return subprocess.run([SLUICE, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+
+
+@functools.cache
+def subcommands(*command):
+    """Returns the names of the subcommands of sluice, or of one of its commands."""
+    text = sluice(*command, "--help").stdout.split("\nExamples:")[0].split("\nFlags:")[0]
+    return set(re.findall(r"^  ([a-z][\w-]*)  +\S", text, flags=re.M))
+
+
+@functools.cache
+def flags(*command):
+    found = set(re.findall(r"^ +(?:-\w, )?--([\w-]+)", sluice(*command, "--help").stdout.split("\nFlags:")[-1], flags=re.M))
+    return found | set(re.findall(r"^ +-(\w), ", sluice(*command, "--help").stdout, flags=re.M))
+
+
+@functools.cache
+def schema():
+    return json.loads(sluice("config", "schema").stdout)
+
+
+def has_setting(path):
+    """Reports whether the configuration has a field with a dotted path."""
+    node = schema()
+    for part in path.split("."):
+        while "$ref" in node:
+            node = schema()["$defs"][node["$ref"].rpartition("/")[2]]
+        node = node.get("properties", {}).get(part) or node.get("additionalProperties")
+        if not isinstance(node, dict):
+            return False
+    return True
+
+
+def command_lines(language, block):
+    """Yields the words of every call of sluice in a block."""
+    if language not in ("", "sh", "bash", "shell", "console", "ini"):
+        return
+    lines = block.replace("\\\n", " ").splitlines()
+    if any(line.lstrip().startswith("$ ") for line in lines):  # a transcript: the other lines are output
+        lines = [line.lstrip()[2:] for line in lines if line.lstrip().startswith("$ ")]
+    for line in lines:
+        yield from calls(line)
+
+
+def calls(line):
+    for part in re.split(r"\|\||&&|[|;&](?=\s|$)|\$\(", re.sub(r"(^|\s)#.*", "", line)):
+        try:
+            words = shlex.split(part)
+        except ValueError:  # a quote that closes on another line
+            words = part.split()
+        for i, word in enumerate(words):
+            if i and words[i - 1] == "-u":
+                continue
+            if re.fullmatch(r"(?:ExecStart=)?(?:[\w./~-]*/)?sluice", word):
+                yield words[i + 1 :]
+                break
+            # Before the command may be variables, and programs that run it.
+            if not re.match(r"\w+=|sudo$|nice$|-[un]$|\d+$", word):
+                break
+
+
+def check_call(path, words):
+    command = []
+    while words and not words[0].startswith("-") and words[0] in (subcommands(*command) if not command or command == ["config"] else ()):
+        command.append(words.pop(0))
+    shown = " ".join(["sluice", *command, *words])
+    if not command:
+        # Placeholders and text: sluice COMMAND, sluice ..., a lone `sluice`.
+        if words and re.match(r"[a-z]", words[0]) and words[0] not in HIDDEN:
+            faults.append(f"{path}: {shown}: sluice has no command {words[0]}")
+        return
+    for i, word in enumerate(words):
+        name = re.match(r"--?([A-Za-z][\w-]*)", word)
+        if not name:
+            continue
+        if name[1] not in flags(*command):
+            faults.append(f"{path}: {shown}: sluice {' '.join(command)} has no flag {name[0]}")
+        elif name[1] == "set" and command != ["replay"]:
+            value = word.partition("=")[2] if "=" in word else (words[i + 1] if i + 1 < len(words) else "")
+            setting = value.partition("=")[0]
+            if setting and re.match(r"[a-z]", setting) and not has_setting(setting):
+                faults.append(f"{path}: {shown}: the configuration has no field {setting}")
+
+
+def check_yaml(path, block):
+    first = block.lstrip().partition("\n")[0]
+    named = re.match(r"# *(?:\S*/)?([\w.-]+\.(?:ya?ml|json|toml))\b", first)
+    if first.startswith("apiVersion:") or named and named[1] not in ("sluice.yaml", "workers.yaml"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "sluice.yaml")
+        with open(file, "w", encoding="utf-8") as f:
+            f.write(re.sub(r": …", ": left-out-of-the-page", block))
+        done = sluice("check", "--config", file)
+    # Certificates and sockets of an example need not exist here.
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not re.search(r": certs: cannot (stat|read|open)", line)]
+    if done.returncode and lines:
+        faults.append(f"{path}: sluice check refuses the yaml block that begins with {first!r}: {lines[0].replace(file, 'line')}")
+
+
+def check_sluice(path):
+    """Checks the commands and configurations of one document with bin/sluice."""
+    text = read(path)
+    for indent, language, block in BLOCK.findall(text):
+        block = re.sub(rf"^{indent}", "", block, flags=re.M)
+        for words in command_lines(language, block):
+            check_call(path, words)
+        if language == "yaml":
+            check_yaml(path, block)
+    for line in INLINE.findall(BLOCK.sub("", text)):
+        for words in calls(line):
+            check_call(path, words)
+
+
+def go_sources(*folders):
+    return [f for f in sources() if f.endswith(".go") and not f.endswith("_test.go") and f.startswith(folders)]
+
+
+def check_reference():
+    """Compares the reference pages that people write with the code."""
+    text = read("docs/headers.md")
+    names = {n for f in go_sources("router/", "dataplane/", "cmd/") for n in re.findall(r'"(X-Sluice-[A-Za-z-]+)"', read(f))}
+    faults.extend(f"docs/headers.md: lacks {n}" for n in sorted(names) if f"`{n}`" not in text and f"`{n}:" not in text)
+    code = read("dataplane/front/reason.go")
+    status = dict(re.findall(r"^\t(\w+): +\{(\d+),", code, flags=re.M))
+    reasons = {word: status.get(name) for name, word in re.findall(r'^\t(\w+) +Reason = "(\w+)"', code, flags=re.M)}
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, flags=re.M))
+    if not names or len(reasons) < 30:
+        faults.append("check_docs.py does not find the headers or the reasons in the code")
+    for word in sorted(reasons.keys() | rows.keys()):
+        if reasons.get(word) != rows.get(word):
+            faults.append(f"docs/headers.md: the reason {word} has the status {rows.get(word)}, in dataplane/front/reason.go {reasons.get(word)}")
+    text = read("docs/api.md")
+    routes = re.findall(r'Path: +"([^"]+)"', read("dataplane/front/endpoint.go")) + re.findall(r'^\t\{"(/[^"]+)"', read("dataplane/front/routes.go"), flags=re.M)
+    if len(routes) < 15:
+        faults.append("check_docs.py does not find the routes in the code")
+    faults.extend(f"docs/api.md: lacks {r}" for r in routes if f"`{r}`" not in text)
+    code = "".join(read(f) for f in go_sources("router/", "dataplane/", "cmd/", "nixl/"))
+    for quoted in re.findall(r"`([a-z][^`]*(?: [^`]+){4,})`", re.sub(r"```.*?```", "", read("docs/troubleshooting.md"), flags=re.S)):
+        if not re.match(r"(sluice|curl|sudo|ss|journalctl) ", quoted) and quoted not in code:
+            faults.append(f"docs/troubleshooting.md: the router has no message {quoted!r}")
+
+
+def check_navigation():
+    text = read("mkdocs.yml")
+    for path in sorted(glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)):
+        name = {"docs/README.md": "index.md", "docs/index.md": "kv-index.md"}.get(path, path.removeprefix("docs/"))
+        if not re.search(rf"(?<![\w/-]){re.escape(name)}\b", text):
+            faults.append(f"{path}: mkdocs.yml does not have {name} in its navigation")
+
+
 def main():
+    built = os.access(SLUICE, os.X_OK)
+    if not built:
+        print("docs: bin/sluice is missing (make build): commands and configurations are not checked", file=sys.stderr)
     for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)):
         check_links(path)
         check_commands(path)
         check_sources(path)
+        if built and not HISTORY.match(path):
+            check_sluice(path)
+    check_reference()
+    check_navigation()
     check_architecture()
     for fault in faults:
         print("docs: " + fault, file=sys.stderr)
