@@ -5,7 +5,7 @@ usage: stage.py FOLDER
 mkdocs wants all pages in one folder, and index.md as the start page. So the files of docs/ keep their
 names, except docs/README.md, which becomes the start page, and docs/index.md, which is about the KV index;
 pages from elsewhere in the repository get the names in PAGES. Links are changed to fit; of a link to a source
-file, which the site does not have, the text stays.
+file, which the site does not have, the text stays, and a link whose text is the name of a page gets its title.
 """
 
 import os
@@ -44,6 +44,12 @@ def staged(path):
     return PAGES.get(path) or posixpath.relpath(path, "docs")
 
 
+def title(path):
+    """Returns the first heading of a page."""
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return next((line[2:].strip() for line in f if line.startswith("# ")), path)
+
+
 def with_links(path, text, known):
     def changed(match):
         name, hash_sign, fragment = match[2].partition("#")
@@ -53,7 +59,10 @@ def with_links(path, text, known):
         if target not in known:
             exists = os.path.exists(os.path.join(ROOT, target))
             return match[1][1:] if exists else match[0]  # mkdocs reports a link to nothing
-        return f"{match[1]}]({posixpath.relpath(staged(target), posixpath.dirname(staged(path)) or '.')}{hash_sign}{fragment})"
+        shown = match[1]
+        if shown == "[" + posixpath.basename(name) and target.endswith(".md"):  # a file name means nothing to a reader of the site
+            shown = "[" + title(target)
+        return f"{shown}]({posixpath.relpath(staged(target), posixpath.dirname(staged(path)) or '.')}{hash_sign}{fragment})"
 
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(changed, part) for part in parts)
