@@ -151,7 +151,7 @@ e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB an
 	scripts/e2e-vllm.sh
 
 .PHONY: packages
-packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into build/dist/
+packages: bootstrap ## build the .deb, the .rpm, a tar archive, the SBOM and the wheels into build/dist/
 	@scripts/packages.sh
 
 .PHONY: packages-test

@@ -273,9 +273,14 @@ def main():
     parser.add_argument("--out", help="archive to write [build/dist/sluice-VERSION-linux-ARCH.oci.tar]")
     parser.add_argument("--add", action="append", default=[], metavar="PACKAGE", help="another Debian package")
     options = parser.parse_args()
-    version = options.version or json.loads(run(options.binary, "version", "--json"))["version"]
+    if not os.path.exists(options.binary):
+        sys.exit(f"image: there is no binary {options.binary}; run make packages, or name one with --binary")
+    program = json.loads(run(options.binary, "version", "--json"))
+    version = options.version or program["version"]
     architecture = run("go", "env", "GOARCH").strip()
     revision, seconds, created = commit()
+    if program.get("commit") != revision:
+        sys.exit(f"image: {options.binary} is of commit {program.get('commit')}, the repository at {revision}; run make packages")
     base, versions = base_layer(download(PACKAGES + options.add))
     labels = {
         "org.opencontainers.image.title": TITLE, "org.opencontainers.image.description": DESCRIPTION,

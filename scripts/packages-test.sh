@@ -156,5 +156,32 @@ dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sed 's#/usr/share/
 check "the licences of the static libraries are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libzmq"
 check "both packages have the same files" bash -c "comm -3 '$work/deb.list' <(grep -Fxf '$work/deb.list' '$work/rpm.list') | tee /dev/stderr | wc -l | grep -qx 0"
 
+# The wheels, in an environment of their own.
+wheels() {
+  python3 -m venv "$work/venv" && "$work/venv/bin/python" -m pip install -q --disable-pip-version-check build/dist/sluice_engineapi-*.whl build/dist/sluice_connector-*.whl
+}
+check "both wheels can be installed, with what they depend on" wheels
+imports() ( # in an empty folder, so that nothing of the repository is found
+  mkdir -p "$work/empty" && cd "$work/empty" && "$work/venv/bin/python" -W error::DeprecationWarning - <<'PYTHON'
+import importlib.metadata, pathlib
+import sluice_connector, sluice_connector.reporter, sluice_connector.settings
+from sluice_engineapi import Context, EngineClient, Request
+assert Request(token_ids=[1], model="m").model == "m"
+for module, name in ((sluice_connector, "sluice-connector"), (importlib.import_module("sluice_engineapi"), "sluice-engineapi")):
+    assert "site-packages" in module.__file__, module.__file__
+    about = importlib.metadata.metadata(name)
+    assert about["Version"] == "0.1.0" and about["License-Expression"] == "Apache-2.0" and about["Summary"] and about["Requires-Python"], about
+    licences = [f for f in importlib.metadata.files(name) if f.name == "LICENSE"]
+    assert len(licences) == 1 and "Apache License" in licences[0].read_text(), licences
+assert sluice_connector.__version__ == importlib.metadata.version("sluice-connector")
+assert (pathlib.Path(importlib.import_module("sluice_engineapi").__file__).parent / "py.typed").exists()
+PYTHON
+)
+check "the wheels: modules, metadata, licence, types" imports
+again() { # the same commit gives the same bytes
+  scripts/wheels.sh "$work/again" && for wheel in "$work"/again/*.whl; do cmp "$wheel" "build/dist/${wheel##*/}" || return 1; done
+}
+check "a second build of the wheels has the same bytes" again
+
 [ "$failed" = 0 ] || { echo "packages-test: some checks failed" >&2; exit 1; }
 echo "packages-test: all checks passed"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the .deb and the .rpm of Sluice, a tar archive of the binary, and their SBOM.
+# Builds the .deb and the .rpm of Sluice, a tar archive of the binary, their SBOM, and the wheels of the
+# Python packages.
 #
 #   scripts/packages.sh [--out DIR] [--version VERSION]
 #
@@ -15,7 +16,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift 2 ;;
     --version) version=$2; shift 2 ;;
-    -h | --help) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "packages: unknown argument \"$1\"; want --out DIR or --version VERSION" >&2; exit 2 ;;
   esac
 done
@@ -71,5 +72,6 @@ for format in deb rpm; do
 done
 tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion
 "$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
-(cd "$out" && sha256sum -- *"$version"* >"SHA256SUMS")
+scripts/wheels.sh "$out"
+(cd "$out" && sha256sum -- *"$version"* *.whl >"SHA256SUMS")
 ls -l "$out" >&2
