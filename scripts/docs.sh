@@ -30,6 +30,6 @@ fi
 
 "$tools/bin/python" scripts/docs/stage.py build/docs
 mkdir -p build/docs/assets
-cp "$tools/package/dist/mermaid.min.js" build/docs/assets/
+cp "$tools/package/dist/mermaid.min.js" scripts/docs/site.css build/docs/assets/
 NO_MKDOCS_2_WARNING=1 "$tools/bin/mkdocs" build --strict --clean 2>&1 | { grep -vE "^INFO|^ *$" || true; } >&2
 echo "docs: $(find build/site -name '*.html' | wc -l) pages in build/site"

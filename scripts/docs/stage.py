@@ -44,10 +44,14 @@ def staged(path):
     return PAGES.get(path) or posixpath.relpath(path, "docs")
 
 
-def title(path):
-    """Returns the first heading of a page."""
+def title(path, fragment):
+    """Returns the heading of a page to which a link leads: that of the fragment, else the first."""
     with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-        return next((line[2:].strip() for line in f if line.startswith("# ")), path)
+        headings = [m.strip() for m in re.findall(r"^#+ (.*)", FENCE.sub("", f.read()), flags=re.M)]
+    for heading in headings:
+        if re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") == fragment:
+            return heading
+    return headings[0]
 
 
 def with_links(path, text, known):
@@ -60,8 +64,8 @@ def with_links(path, text, known):
             exists = os.path.exists(os.path.join(ROOT, target))
             return match[1][1:] if exists else match[0]  # mkdocs reports a link to nothing
         shown = match[1]
-        if shown == "[" + posixpath.basename(name) and target.endswith(".md"):  # a file name means nothing to a reader of the site
-            shown = "[" + title(target)
+        if shown[1:] in (name, posixpath.basename(name)) and target.endswith(".md"):  # a file name means nothing to a reader of the site
+            shown = "[" + title(target, fragment)
         return f"{shown}]({posixpath.relpath(staged(target), posixpath.dirname(staged(path)) or '.')}{hash_sign}{fragment})"
 
     parts = FENCE.split(text)
