@@ -3,7 +3,7 @@
 
   scripts/image_test.py [ARCHIVE]    [the newest of build/dist]
 
-It verifies every digest and size, the configuration and the labels, unpacks the layers, and starts the
+It verifies every digest and size, the configuration and the labels, imports it with skopeo, unpacks the layers, and starts the
 image's command in that root: as its user, with a read-only root file system and no capabilities. Needs
 root, for chroot and mount. With the libraries of scripts/nixl-wheel.sh in the cache it also loads NIXL there.
 """
@@ -64,6 +64,20 @@ class Image:
         self.used.add(name)
         check(f"{descriptor['mediaType']}: digest and size", sha(data) == descriptor["digest"] and len(data) == descriptor["size"], descriptor)
         return data
+
+
+def imports(path, image, work):
+    """Imports the archive with skopeo, as an OCI archive and as docker load reads it."""
+    if not shutil.which("skopeo"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "skopeo"], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, check=False)
+    if not shutil.which("skopeo"):
+        print("skip  skopeo: it is not installed, and apt-get cannot install it")
+        return
+    for kind in ("oci-archive", "docker-archive"):
+        target = os.path.join(work, kind)
+        said = subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", f"{kind}:{path}", f"dir:{target}"], capture_output=True, text=True, check=False)
+        config = image.manifest["config"]["digest"].partition(":")[2]
+        check(f"skopeo reads it as {kind}, with the same configuration", said.returncode == 0 and os.path.exists(os.path.join(target, config)), said.stderr)
 
 
 def unpack(layers, root):
@@ -205,6 +219,7 @@ def main():
     os.mkdir(root, 0o755)
     os.chmod(work, 0o755)
     try:
+        imports(path, image, work)
         unpack(image.layers, root)
         check("the licences of packages and of libraries linked statically", all(os.path.getsize(os.path.join(root, "usr/share/doc", name)) for name in ("libc6/copyright", "sluice/NOTICE", "sluice/copyright", "sluice/licenses/libzmq")))
         check("no shell", not glob.glob(os.path.join(root, "usr/bin/*sh")))
