@@ -30,6 +30,7 @@ if [ "${1:-}" = --tools ]; then
   browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
   step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
   step 'observability' make --no-print-directory observability-test
+  step 'docs' make --no-print-directory docs
   step 'packages' make --no-print-directory packages-test
   step 'image' bash -c 'scripts/image.py && scripts/image_test.py'
   step 'charts' scripts/charts-test.sh
