@@ -140,11 +140,12 @@ func TestDecodeIsAdmittedBeforeAbort(t *testing.T) {
 				for i, disconnect := range disconnections() {
 					t.Run(disconnect.name, func(t *testing.T) {
 						f.ForgetRequests()
-						early := abortedBeforeAdmission(f)
+						// An engine notices only later that the request before, which nothing was leased for, was cut.
+						early := testwait.Settled(t, 250*time.Millisecond, "the count of early disconnects", func() int { return abortedBeforeAdmission(f) })
 						disconnect.run(t, f, harness.TokenIDs(50, 10+i))
 						handoverSent := harness.LegCount(f.Prefills) > 0
 						if !f.BecomesIdle(harness.TestTimeout) {
-							t.Error("blocks are kept for a request that nobody waits for")
+							t.Errorf("blocks are kept for a request that nobody waits for: %s%s", f.Router.ReservedLoad(), f.EngineLoad())
 						}
 						if !handoverSent {
 							t.Skip("not handed over by this family: nothing is leased")

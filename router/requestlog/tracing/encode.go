@@ -40,7 +40,7 @@ func newEncoder(version string) (encoder, error) {
 	e := encoder{resource: new(resourcepb.Resource), schema: r.SchemaURL(), scope: &commonpb.InstrumentationScope{Name: "sluice", Version: version}}
 	for i := r.Iter(); i.Next(); {
 		a := i.Attribute()
-		e.resource.Attributes = append(e.resource.Attributes, text(string(a.Key), a.Value.Emit()))
+		e.resource.Attributes = append(e.resource.Attributes, text(string(a.Key), a.Value.String()))
 	}
 	return e, nil
 }
