@@ -11,7 +11,7 @@
 - Every yaml block is a configuration that `sluice check` accepts. A block whose first line is a comment
   that names a file other than sluice.yaml or workers.yaml is another program's, as is one of Kubernetes.
 - docs/headers.md has every X-Sluice header and every reason of the code, with its status; docs/api.md has every
-  route; every log message that docs/troubleshooting.md quotes exists.
+  route; every log message that the pages quote exists.
 - Every page of docs/ is in the navigation of mkdocs.yml, or listed there as left out of it.
 
 The checks that need bin/sluice are left out, with a message, where it is missing or out of date; make lint builds it.
@@ -301,6 +301,13 @@ def check_reference():
         faults.append("check_docs.py does not find the routes in the code")
     faults.extend(f"docs/api.md: lacks {r}" for r in routes if f"`{r}`" not in text)
     code = "".join(read(f) for f in go_sources("router/", "dataplane/", "cmd/", "nixl/"))
+    for path in sources():
+        if not re.match(r"docs/.*\.md$", path) or HISTORY.match(path):
+            continue
+        for line in read(path).splitlines():
+            for quoted in re.findall(r"\blogs? (?:says?|line(?: is)?|warns?) \(?`([a-z][^`]*(?: [^`]+)+)`", line):
+                if quoted not in code:
+                    faults.append(f"{path}: the router logs no {quoted!r}")
     for quoted in re.findall(r"`([a-z][^`]*(?: [^`]+){4,})`", re.sub(r"```.*?```", "", read("docs/troubleshooting.md"), flags=re.S)):
         if not re.match(r"(sluice|curl|sudo|ss|journalctl) ", quoted) and quoted not in code:
             faults.append(f"docs/troubleshooting.md: the router has no message {quoted!r}")
