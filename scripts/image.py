@@ -60,10 +60,18 @@ def known(package):
 def download(packages):
     """Returns the files of the packages in the cache, in the order of the names. NAME|NAME means the first that exists."""
     packages = [next((name for name in names.split("|") if known(name)), names) for names in packages]
+    try:
+        lines = run("apt-get", "download", "--print-uris", *packages)
+    except subprocess.CalledProcessError:  # the lists of packages are absent
+        updated = subprocess.run(["apt-get", "update", "-qq"], capture_output=True, text=True, check=False)
+        found = subprocess.run(["apt-get", "download", "--print-uris", *packages], capture_output=True, text=True, check=False)
+        if found.returncode != 0:
+            sys.exit(f"image: apt-get finds no packages to download; run apt-get update as root\n{updated.stderr}{found.stderr}")
+        lines = found.stdout
     folder = os.path.join(CACHE, "image-packages")
     os.makedirs(folder, exist_ok=True)
     wanted = {}
-    for line in run("apt-get", "download", "--print-uris", *packages).splitlines():
+    for line in lines.splitlines():
         # 'URI' NAME_VERSION_ARCH.deb SIZE SHA256:DIGEST
         _, name, _, digest = line.split()
         wanted[name] = digest.partition(":")[2]

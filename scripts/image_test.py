@@ -21,6 +21,8 @@ import tarfile
 import tempfile
 import time
 
+import image as builder
+
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 failed = False
 
@@ -113,8 +115,8 @@ class Container:
         return subprocess.Popen(self.command([*self.config["Entrypoint"], *arguments], **options), stdout=log, stderr=subprocess.STDOUT)
 
 
-def containerfile(config):
-    """Returns how the settings of the last stage of the Containerfile differ from those of the image."""
+def containerfile(config, packages):
+    """Returns how the last stage of the Containerfile differs from the image: its settings and packages."""
     with open(os.path.join(ROOT, "scripts/packaging/Containerfile"), encoding="utf-8") as f:
         lines = f.read().replace("\\\n", " ").split("FROM ")[-1].splitlines()
     found = dict(line.split(" ", 1) for line in lines if line[:1].isupper() and " " in line)
@@ -128,6 +130,10 @@ def containerfile(config):
         "HEALTHCHECK": (["CMD", *json.loads(command)], config["Healthcheck"]["Test"]),
         "HEALTHCHECK's times": (checked.split(), [f"--interval={seconds('Interval')}", f"--timeout={seconds('Timeout')}", f"--start-period={seconds('StartPeriod')}", f"--retries={config['Healthcheck']['Retries']}"]),
     }
+    # What debian:…-slim has or apt-get adds by itself need not be named.
+    implied = {"base-files", "libc6", "libgcc-s1", "libnl-3-200", "libnl-route-3-200"}
+    installed = set(found["RUN"].partition("--no-install-recommends ")[2].partition("&&")[0].split())
+    pairs["packages"] = (installed | implied, {names.split("|")[-1] for names in packages})
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -213,7 +219,7 @@ def main():
         check("SHA256SUMS names the archive", f"{hashlib.sha256(archive.read()).hexdigest()}  {os.path.basename(path)}\n" in f.read())
     check("a numeric user", config["User"] == "65532:65532")
     check("labels: revision, licences, version, time", labels["org.opencontainers.image.revision"] == revision and labels["org.opencontainers.image.licenses"] == "Apache-2.0" and labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.created"] == image.config["created"] == created, labels)
-    check("the Containerfile has the same settings", not (other := containerfile(config)), other)
+    check("the Containerfile has the same settings and packages", not (other := containerfile(config, builder.PACKAGES)), other)
     work = tempfile.mkdtemp(prefix="sluice-image.")
     root = os.path.join(work, "root")
     os.mkdir(root, 0o755)
