@@ -68,6 +68,8 @@ type Principal interface {
 	Reserve(tokens int) *Rejection
 	// Commit replaces the tokens reserved for a request by those that it has spent.
 	Commit(reserved, spent int)
+	// Adjust replaces the tokens that an earlier Commit has charged by those that were spent.
+	Adjust(charged, spent int)
 	// VisitLimitHeaders calls show with the response headers about the remaining quota.
 	VisitLimitHeaders(show func(name, value string))
 }

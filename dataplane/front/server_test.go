@@ -244,6 +244,7 @@ func (goodKey) Name() string                           { return "good" }
 func (goodKey) Allows(string) bool                     { return true }
 func (goodKey) Reserve(int) *Rejection                 { return nil }
 func (goodKey) Commit(int, int)                        {}
+func (goodKey) Adjust(int, int)                        {}
 func (goodKey) CheckLimits() *Rejection                { return nil }
 func (goodKey) VisitLimitHeaders(func(string, string)) {}
 

@@ -111,12 +111,25 @@ func (k *Key) Reserve(tokens int) *front.Rejection {
 func (k *Key) Commit(reserved, spent int) {
 	reserved, spent = max(reserved, 0), max(spent, 0)
 	k.used.Add(uint64(spent))
+	k.replace(reserved, spent)
+}
+
+// Adjust implements front.Principal. It corrects an estimate that Commit charged, when the number
+// of tokens is known.
+func (k *Key) Adjust(charged, spent int) {
+	charged, spent = max(charged, 0), max(spent, 0)
+	k.used.Add(uint64(spent) - uint64(charged)) // wraps around where the total falls
+	k.replace(charged, spent)
+}
+
+// replace makes the limit count spent tokens in place of taken ones.
+func (k *Key) replace(taken, spent int) {
 	switch {
 	case k.tokens == 0:
-	case spent > reserved:
-		k.tokenUsage.consume(k.tokens, time.Now(), int64(spent-reserved))
-	case spent < reserved:
-		k.tokenUsage.refund(k.tokens, int64(reserved-spent))
+	case spent > taken:
+		k.tokenUsage.consume(k.tokens, time.Now(), int64(spent-taken))
+	case spent < taken:
+		k.tokenUsage.refund(k.tokens, int64(taken-spent))
 	}
 }
 

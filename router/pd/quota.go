@@ -18,8 +18,8 @@ const backgroundOutput = 4096
 // reserveQuota reserves the prompt's tokens from the quota of the client's key before an engine
 // computes them, so that concurrent requests cannot all use the same remaining tokens. It answers
 // with an error and returns false if the quota is too low. commitQuota returns the unused tokens.
-// For a background response it also reserves the output: the engine answers before it computes, and
-// nothing later tells the router what it computed.
+// For a background response it also reserves the output, because the engine answers before it
+// computes; see adjustCharge.
 func (q *request) reserveQuota() bool {
 	pass := q.req.Principal
 	if pass == nil {
@@ -65,10 +65,35 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	switch {
 	case q.backgroundTokens > 0 && output <= 0: // the response only says that it is queued
 		output = q.backgroundTokens
+		q.r.stored.charge(ownerOf(q.req.Principal), responseID(answer), prompt+output)
 	case output < 0 && q.req.Endpoint.Disaggregable:
 		output = estimateOutputTokens(answer, 0)
 	}
 	q.commitQuota(prompt + max(output, 0))
+}
+
+// adjustCharge corrects what a background response was charged, when its client reads it after it has
+// ended. answer is the stored response. A response without usage stays charged as it was.
+func (r *Runner) adjustCharge(pass front.Principal, id string, answer []byte) {
+	if pass == nil {
+		return
+	}
+	v, ok, err := jsonscan.Find(answer, "status")
+	if err != nil || !ok || v.Kind != jsonscan.String {
+		return
+	}
+	switch string(answer[v.Start+1 : v.End-1]) {
+	case "completed", "incomplete", "failed", "cancelled":
+	default:
+		return
+	}
+	use := relay.UsageOf(answer)
+	if use.Prompt < 0 || use.Completion < 0 {
+		return
+	}
+	if charged := r.stored.takeCharge(ownerOf(pass), id); charged > 0 {
+		pass.Adjust(charged, use.Prompt+use.Completion)
+	}
 }
 
 // recordPrefillOnlyUsage charges the client's key for a prompt that was computed in order to be

@@ -41,6 +41,7 @@ type storedResponse struct {
 	id, owner string // owner is the name of the client's API key, "" if the router requires no key
 	rank      *worker.Rank
 	until     time.Time
+	charged   int             // tokens that a background response was charged before it was computed; 0: none
 	own       *linked.Element // the entry's element in its owner's list
 }
 
@@ -115,6 +116,27 @@ func (s *storedResponses) find(owner, id string, now time.Time) *worker.Rank {
 		return nil
 	}
 	return r.rank
+}
+
+// charge records what a background response of owner was charged before it was computed.
+func (s *storedResponses) charge(owner, id string, tokens int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byID[id]; e != nil && e.Value.(*storedResponse).owner == owner {
+		e.Value.(*storedResponse).charged = tokens
+	}
+}
+
+// takeCharge returns what charge recorded, and forgets it: the caller corrects it. It returns 0 if
+// there is nothing to correct.
+func (s *storedResponses) takeCharge(owner, id string) (tokens int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byID[id]; e != nil && e.Value.(*storedResponse).owner == owner {
+		r := e.Value.(*storedResponse)
+		tokens, r.charged = r.charged, 0
+	}
+	return tokens
 }
 
 // forget removes a response that owner owns.
@@ -278,6 +300,9 @@ func (r *Runner) serveStored(x front.Exchange) {
 	if err != nil {
 		storedErrorReason(x, rank, call, err)
 		return
+	}
+	if resp.Status == 200 {
+		r.adjustCharge(req.Principal, id, body)
 	}
 	if req.Stored.Method == "DELETE" && resp.Status < 300 {
 		r.stored.forget(owner, id)

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
 )
@@ -203,4 +206,71 @@ func TestBackgroundResponsesAreCharged(t *testing.T) {
 		resp.Body.Close()
 	}
 	testwait.UntilWithin(t, 5*time.Second, "a client that leaves the stream of a background response pays for it", func() bool { return spent()-before >= 5750 })
+}
+
+// TestBackgroundChargeIsAdjusted: a client that reads a background response after its end is charged
+// what the engine has computed, once, instead of the maximum.
+func TestBackgroundChargeIsAdjusted(t *testing.T) {
+	var answer atomic.Pointer[string]
+	set := func(s string) { answer.Store(&s) }
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model","max_model_len":40960}]}`)
+	})
+	mux.HandleFunc("/v1/responses", func(w http.ResponseWriter, r *http.Request) {
+		harness.ReplyJSON(w, 200, `{"id":"resp_1","object":"response","status":"queued","usage":null}`)
+	})
+	mux.HandleFunc("/v1/responses/", func(w http.ResponseWriter, r *http.Request) { harness.ReplyJSON(w, 200, *answer.Load()) })
+	e := httptest.NewServer(mux)
+	t.Cleanup(e.Close)
+	const limit = 100_000
+	auth, mod := harness.TokenKey(limit)
+	r := harness.StartRouter(t, mod, config.Worker{ID: "e", URL: e.URL, Role: worker.Aggregated, KVEvents: []string{"off"}})
+	key := r.Keyring.Keys()[0]
+	for _, c := range []struct {
+		name, path, answer string
+		spent              int // -1: the maximum
+	}{
+		{"completed", "/v1/responses/resp_1", `{"id":"resp_1","status":"completed","usage":{"input_tokens":700,"output_tokens":9}}`, 709},
+		{"cancelled", "/v1/responses/resp_1/cancel", `{"id":"resp_1","status":"cancelled","usage":{"input_tokens":700,"output_tokens":0}}`, 700},
+		{"more than the maximum", "/v1/responses/resp_1", `{"id":"resp_1","status":"incomplete","usage":{"input_tokens":700,"output_tokens":6000}}`, 6700},
+		{"still running", "/v1/responses/resp_1", `{"id":"resp_1","status":"in_progress","usage":{"input_tokens":700,"output_tokens":9}}`, -1},
+		{"no usage", "/v1/responses/resp_1", `{"id":"resp_1","status":"failed","usage":null}`, -1},
+	} {
+		before := int(key.Counts().Tokens)
+		spent := func() int { return int(key.Counts().Tokens) - before }
+		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/responses", fmt.Sprintf(`{"model":"sim","input":%q,"background":true,"max_output_tokens":5000}`, strings.Repeat("word ", 600)), auth...), 200)
+		reserved := spent()
+		if reserved < 5750 {
+			t.Fatalf("%s: %d tokens are charged at first", c.name, reserved)
+		}
+		want := c.spent
+		if want < 0 {
+			want = reserved
+		}
+		set(c.answer)
+		method := "GET"
+		if strings.HasSuffix(c.path, "/cancel") {
+			method = "POST"
+		}
+		for range 3 { // only the first one counts
+			harness.WantStatus(t, harness.DoWithoutBody(t, method, r.URL+c.path, auth...), 200)
+			if got := spent(); got != want {
+				t.Errorf("%s: %d tokens are charged, want %d", c.name, got, want)
+			}
+		}
+	}
+	// The limit follows the total: what was returned may be used.
+	left := limit - int(key.Counts().Tokens)
+	ok := func(n int) bool {
+		d := key.Reserve(n)
+		if d == nil {
+			key.Commit(n, 0)
+		}
+		return d == nil
+	}
+	if !ok(left-1000) || ok(left+10_000) {
+		t.Errorf("with %d tokens left: %d are granted %v, %d are granted %v", left, left-1000, ok(left-1000), left+10_000, ok(left+10_000))
+	}
 }
