@@ -63,6 +63,12 @@ func slowAdmissionFleet(t *testing.T, name, driver string) *harness.MatrixFleet 
 func awaitDecodeRequest(t *testing.T, f *harness.MatrixFleet) {
 	t.Helper()
 	testwait.UntilWithin(t, harness.TestTimeout, "decode is asked", func() bool { return harness.LegCount(f.Decodes) > 0 })
+	// Of two concurrent legs decode may be the first to arrive. If prefill's has not been sent when the
+	// client leaves, it is dropped, and decode waits for blocks that nobody offers, until its
+	// connection closes after pd.abort_delay, which is 10 minutes here.
+	for end := time.Now().Add(time.Second); harness.LegCount(f.Prefills) == 0 && time.Now().Before(end); {
+		testwait.Pace(5 * time.Millisecond)
+	}
 	time.Sleep(20 * time.Millisecond)
 }
 
