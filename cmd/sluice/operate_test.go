@@ -115,6 +115,15 @@ func TestWorkersAndRequests(t *testing.T) {
 	}
 }
 
+// TestUnreportedKVUsage: an engine that reports no usage has none in the table; a dead one had -100 %.
+func TestUnreportedKVUsage(t *testing.T) {
+	var out strings.Builder
+	writeWorkers(&out, []admin.Worker{{ID: "dead", State: "unhealthy", Ranks: []admin.Rank{{ID: "dead/0", KVUsage: -1}}}, {ID: "half", State: "ready", Ranks: []admin.Rank{{ID: "half/0", KVUsage: 0.5}}}})
+	if text := out.String(); strings.Contains(text, "-100") || !strings.Contains(text, "50 %") {
+		t.Errorf("the table is\n%s", text)
+	}
+}
+
 // TestRequestsInFlight: requests in flight are first, and --in-flight prints them alone.
 func TestRequestsInFlight(t *testing.T) {
 	list := inFlightFirst([]admin.Request{{ID: "a", Done: true}, {ID: "b"}, {ID: "c", Done: true}, {ID: "d"}})

@@ -112,14 +112,22 @@ func writeWorkers(w io.Writer, workers []admin.Worker) {
 			if len(wk.Ranks) > 1 {
 				name = r.ID
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.0f %%\t%d\t%s\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
-				100*r.KVUsage, r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")), reason)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
+				usage(r.KVUsage), r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")), reason)
 		}
 	}
 	t.Flush()
 	for line := range strings.Lines(b.String()) {
 		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
+}
+
+// usage prints the share of KV blocks in use, "?" if the engine does not report it.
+func usage(share float64) string {
+	if share < 0 {
+		return "?"
+	}
+	return fmt.Sprintf("%.0f %%", 100*share)
 }
 
 // reported prints a number that an engine may not report.

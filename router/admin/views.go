@@ -32,7 +32,7 @@ type Rank struct {
 	TotalBlocks   int     `json:"total_blocks"`
 	CachedBlocks  int64   `json:"cached_blocks"` // blocks in the KV index
 	HeldBlocks    int64   `json:"held_blocks"`   // former name of cached_blocks, kept for one release
-	KVUsage       float64 `json:"kv_usage"`      // 0…1, as the engine reports
+	KVUsage       float64 `json:"kv_usage"`      // 0…1, as the engine reports; -1: not reported
 	Requests      int64   `json:"requests"`
 	PrefillTokens int64   `json:"prefill_tokens"`
 	DecodeBlocks  int64   `json:"decode_blocks"`

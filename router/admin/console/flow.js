@@ -173,7 +173,8 @@ function card(id) {
       state.textContent = ready ? (r.breaker && r.breaker !== "closed" ? `breaker ${r.breaker}` : r.feed === "live" ? "" : `events: ${r.feed}`) : w.state + (w.reason ? `: ${w.reason}` : "");
       root.title = `${w.url}${w.engine ? ` · ${w.engine} ${w.version ?? ""}` : ""}${w.reason ? ` · ${w.reason}` : ""}`;
       const held = r.total_blocks > 0 ? Math.min(1, r.cached_blocks / r.total_blocks) : 0;
-      kv.set([held, r.kv_usage], `${Math.round(r.kv_usage * 100)} % used · ${num(r.cached_blocks)} cached`);
+      const used = r.kv_usage >= 0 ? `${Math.round(r.kv_usage * 100)} % used` : "usage unknown"; // negative: not reported
+      kv.set([held, Math.max(0, r.kv_usage)], `${used} · ${num(r.cached_blocks)} cached`);
       const what = role === "decode" ? `${num(r.decode_blocks)} blocks` : role === "prefill" ? `${num(r.prefill_tokens)} tokens` : `${num(r.prefill_tokens)} tok · ${num(r.decode_blocks)} bl`;
       load.set([r.requests / most], `${num(r.requests)} req · ${what}`);
     },
