@@ -61,12 +61,13 @@ type Request struct {
 	Tracestate  []byte
 }
 
-// Begin returns the Entry of a request, nil if nobody wants it. It copies strings.
+// Begin returns the Entry of a request, nil if l is. It copies strings, and replaces what is not UTF-8
+// in those of the client.
 func (l *Log) Begin(r Request) *Entry {
 	if l == nil {
 		return nil
 	}
-	r.ID, r.Model = strings.Clone(r.ID), strings.Clone(r.Model)
+	r.ID, r.Model = validClone(r.ID), validClone(r.Model)
 	e := &Entry{log: l, Request: r}
 	e.Request.Traceparent, e.Request.Tracestate = nil, nil // borrowed
 	if l.sampler != nil {
@@ -75,6 +76,8 @@ func (l *Log) Begin(r Request) *Entry {
 	}
 	return e
 }
+
+func validClone(s string) string { return strings.Clone(strings.ToValidUTF8(s, "\uFFFD")) }
 
 // Entry describes one request. Its methods may be called concurrently and on a nil Entry. The
 // fields may be read after the Entry was passed to a sink.

@@ -35,7 +35,7 @@ const maxTracestate = 512
 func newTrace(parent, state []byte) Trace {
 	t := Trace{Span: newSpanID()}
 	if p, ok := ParseTraceparent(parent); ok {
-		if len(state) <= maxTracestate {
+		if len(state) <= maxTracestate && isPrintable(state) {
 			p.State = string(state)
 		}
 		t.Parent, t.ID = p, p.ID
@@ -44,6 +44,17 @@ func newTrace(parent, state []byte) Trace {
 	binary.NativeEndian.PutUint64(t.ID[:8], rand.Uint64()|1) // never zero
 	binary.NativeEndian.PutUint64(t.ID[8:], rand.Uint64())
 	return t
+}
+
+// isPrintable reports whether b is ASCII without control characters, as a tracestate must be. Other
+// bytes could make a whole batch of spans invalid.
+func isPrintable(b []byte) bool {
+	for _, c := range b {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 func newSpanID() (s SpanID) {

@@ -363,3 +363,18 @@ func TestMissingCollector(t *testing.T) {
 		}
 	}
 }
+
+// TestClientBytes: what a client sends in a header or a model's name cannot make a batch invalid, which
+// would lose the traces of other clients.
+func TestClientBytes(t *testing.T) {
+	for protocol, open := range map[string]func(*testing.T) (*receiver, string){"grpc": startGRPC, "http": startHTTP} {
+		r, url := open(t)
+		e, l := start(t, Options{Endpoint: url, Protocol: protocol, Sample: 1})
+		logOne(l, "")
+		l.Begin(requestlog.Request{ID: "a\xff", Model: "m\xfe", Received: time.Now(), Traceparent: []byte(parent), Tracestate: []byte("k=\xff")}).Finish(requestlog.Outcome{Status: 200}, 0)
+		e.Close()
+		if s := e.Stats(); s != (Stats{Exported: 2}) || len(r.spans()) < 9 {
+			t.Errorf("%s: stats are %+v, %d spans", protocol, s, len(r.spans()))
+		}
+	}
+}
