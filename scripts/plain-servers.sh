@@ -73,7 +73,7 @@ llama-cpp() {
 }
 
 transformers() {
-  local venv=${SLUICE_TRANSFORMERS_VENV:?must name a Python environment with transformers[serving]} model=${SLUICE_TRANSFORMERS_MODEL:?must name a model folder} port
+  local venv=${SLUICE_TRANSFORMERS_VENV:?must name a Python environment with transformers[serving] and accelerate} model=${SLUICE_TRANSFORMERS_MODEL:?must name a model folder} port
   port=$(free_port)
   # The server lists and serves the models in its hub cache.
   local repo=$work/hub/models--local--tiny
