@@ -16,6 +16,11 @@ SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
 LIMITS := ./router/e2e/limits
 # Most tests wait for time-outs rather than compute, so more of them run at once than there are cores.
 AT_ONCE := -p 4 -parallel 8
+# A test that fails runs again, alone, at most twice: tests that wait for real time-outs fail now and
+# then on a machine that is busy with others. The summary names it, more than five failures at once or a
+# data race are final, and a test that keeps failing fails the run.
+GOTESTSUM := go run gotest.tools/gotestsum@v1.13.0 --format pkgname --format-hide-empty-pkg --hide-summary=skipped \
+	--rerun-fails=2 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race
 # Unit tests of what is concurrent; they also run under the race detector, which computes rather than
 # waits, so no more of them run at once than there are cores.
 RACE = $(shell scripts/concurrent_packages.sh)
@@ -63,16 +68,16 @@ test-tools: build ## tests with heavy real tools: connectors, clients, a browser
 
 .PHONY: unit
 unit: build ## unit tests only
-	go test -shuffle=on $(AT_ONCE) $(UNIT)
+	$(GOTESTSUM) --packages="$(UNIT)" -- -shuffle=on $(AT_ONCE)
 
 .PHONY: system
 system: build ## system tests: a whole router over simulated engines, by topic
-	go test -shuffle=on -timeout 15m $(AT_ONCE) $(SYSTEM)
-	go test -shuffle=on -timeout 15m $(LIMITS)
+	$(GOTESTSUM) --packages="$(SYSTEM)" -- -shuffle=on -timeout 15m $(AT_ONCE)
+	$(GOTESTSUM) --packages="$(LIMITS)" -- -shuffle=on -timeout 15m
 
 .PHONY: race
 race: build ## unit tests of what is concurrent, under the race detector
-	go test -race -short -shuffle=on -timeout 15m $(RACE)
+	$(GOTESTSUM) --packages="$(RACE)" -- -race -short -shuffle=on -timeout 15m
 
 .PHONY: lint
 lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE

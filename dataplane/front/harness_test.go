@@ -164,6 +164,21 @@ func (r *testServer) dial() *client {
 	return newClient(r.t, nc)
 }
 
+// connOf waits for the server's side of c and returns it. The server may have others: another test
+// process that still dials the former owner of this port is accepted here.
+func (r *testServer) connOf(c *client) (of *conn) {
+	r.t.Helper()
+	testwait.Until(r.t, "the server's side of the connection", func() bool {
+		for _, open := range r.server.conns.snapshot() {
+			if open.RemoteAddr().String() == c.LocalAddr().String() {
+				of = open
+			}
+		}
+		return of != nil
+	})
+	return of
+}
+
 func newClient(t testing.TB, nc net.Conn) *client { return &client{nc, t, bufio.NewReader(nc)} }
 
 func (c *client) send(text string) {

@@ -70,6 +70,24 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 	testwait.Until(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.pendingHeadCount() == 0 })
 }
 
+// pendingBytes returns how many bytes have been read of the head of a connection in the queue; -1 if it is not there.
+func (r *testServer) pendingBytes(of *conn) int {
+	r.server.mu.Lock()
+	l := r.server.pendingHeads
+	r.server.mu.Unlock()
+	if l == nil {
+		return -1
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.byFD {
+		if c == of {
+			return int(c.readAhead.w)
+		}
+	}
+	return -1
+}
+
 // A head that arrives byte by byte is served, also on a connection that has had a request.
 func TestHeadByteByByte(t *testing.T) {
 	r := start(t, Options{}, echo)
@@ -112,20 +130,20 @@ func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
 	c := r.dial()
 	c.send("POST /v1")
-	testwait.Until(t, "its wait", func() bool { return r.pendingHeadCount() == 1 })
-	of := r.server.conns.snapshot()[0]
+	of := r.connOf(c)
+	testwait.Until(t, "its wait", func() bool { return r.pendingBytes(of) == len("POST /v1") })
 	lowest := 0
-	_ = of.raw.Control(func(fd uintptr) {
+	if err := of.raw.Control(func(fd uintptr) {
 		lowest, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
-	})
+	}); err != nil {
+		t.Fatal(err)
+	}
 	if lowest != len(headEnd) {
 		t.Errorf("the poller is notified at %d bytes, want %d", lowest, len(headEnd))
 	}
 	c.send("/ch")
 	testwait.Holds(t, 100*time.Millisecond, "the rest of the head is not read", func() bool {
-		r.server.pendingHeads.mu.Lock()
-		defer r.server.pendingHeads.mu.Unlock()
-		return of.readAhead.w == int32(len("POST /v1"))
+		return r.pendingBytes(of) == len("POST /v1")
 	})
 	if resp, _ := c.readResponse(); resp.StatusCode != 408 {
 		t.Errorf("%d", resp.StatusCode)

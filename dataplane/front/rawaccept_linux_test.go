@@ -45,7 +45,7 @@ func TestStreamIsNotInNetpoller(t *testing.T) {
 			}
 			got += string(b)
 		}
-		of := r.server.conns.snapshot()[0]
+		of := r.connOf(c)
 		if _, ok := of.Conn.(*rawsocket.Conn); !ok {
 			t.Fatalf("accepted as a %T", of.Conn)
 		}
