@@ -29,19 +29,25 @@ var requestHeaderTable = map[string]headerClass{
 	"upgrade":             headerConnection,
 	"http2-settings":      headerConnection,
 
-	"accept-encoding":     headerRouter, // the router reads the answer
-	"content-encoding":    headerRouter,
-	"content-length":      headerRouter,
-	"expect":              headerRouter,
-	"host":                headerRouter,
-	"x-request-id":        headerRouter,
-	"x-sluice-*":          headerRouter,
-	"if-match":            headerRouter, // an answer is whole, and never a 304
-	"if-modified-since":   headerRouter, // an answer is whole, and never a 304
-	"if-none-match":       headerRouter, // an answer is whole, and never a 304
-	"if-range":            headerRouter, // an answer is whole, and never a 304
-	"if-unmodified-since": headerRouter, // an answer is whole, and never a 304
-	"range":               headerRouter, // an answer is whole, and never a 304
+	"accept-encoding":               headerRouter, // the router reads the answer
+	"content-encoding":              headerRouter,
+	"content-length":                headerRouter,
+	"expect":                        headerRouter,
+	"host":                          headerRouter,
+	"x-request-id":                  headerRouter,
+	"x-sluice-*":                    headerRouter,
+	"x-llm-d-inference-fairness-id": headerRouter, // the tenant
+	"x-llm-d-inference-objective":   headerRouter, // the class
+	"x-llm-d-slo-ttft-ms":           headerRouter,
+	"x-llm-d-slo-tpot-ms":           headerRouter,
+	"x-slo-ttft-ms":                 headerRouter,
+	"x-slo-tpot-ms":                 headerRouter,
+	"if-match":                      headerRouter, // an answer is whole, and never a 304
+	"if-modified-since":             headerRouter, // an answer is whole, and never a 304
+	"if-none-match":                 headerRouter, // an answer is whole, and never a 304
+	"if-range":                      headerRouter, // an answer is whole, and never a 304
+	"if-unmodified-since":           headerRouter, // an answer is whole, and never a 304
+	"range":                         headerRouter, // an answer is whole, and never a 304
 
 	"x-data-parallel-rank":      headerRouting,
 	"x-data-parallel-host-port": headerRouting,

@@ -64,5 +64,6 @@ func runnerOptions(cfg *config.Config) pd.Options {
 	return pd.Options{
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration,
 		PoolWaiters: cfg.Limits.PoolWaiters, TransferStall: cfg.Transfers.StallTimeout,
+		Admission: cfg.Admission, AdmissionBytes: cfg.WaitingBytes(),
 	}
 }

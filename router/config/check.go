@@ -132,6 +132,7 @@ func (c *Config) check(f *errorList) {
 			bad(fmt.Sprintf("migration.allow[%d]", i), "%s; want one of %s%s", quoted(word), strings.Join(MigrationAllow, ", "), hint)
 		}
 	}
+	c.checkAdmission(bad)
 	c.checkRequestLog(bad)
 	c.checkKeys(bad)
 	c.checkTLS(bad)

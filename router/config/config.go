@@ -45,6 +45,7 @@ type Config struct {
 	Transfers Transfers `yaml:"transfers"`
 
 	Limits      Limits      `yaml:"limits"`
+	Admission   Admission   `yaml:"admission"`
 	Compression Compression `yaml:"compression"`
 	Timeouts    Timeouts    `yaml:"timeouts"`
 	Health      Health      `yaml:"health"`
@@ -137,6 +138,10 @@ type APIKey struct {
 	RequestsPerMinute int64    `yaml:"requests_per_minute" min:"0"` // requests per minute; 0: no limit
 	TokensPerMinute   int64    `yaml:"tokens_per_minute" min:"0"`   // prompt and output tokens per minute; 0: no limit
 	Models            []string `yaml:"models"`                      // models that the key may use; empty: all
+	// Classes are the admission classes that the key's requests may ask for; the first is that of
+	// requests that ask for none [the class of the model, else the default class].
+	Classes []string `yaml:"classes"`
+	Weight  int      `yaml:"weight" min:"0" max:"1000"` // share of the key's tenant among the tenants of a class; 0: 1 [1]
 }
 
 // Log is logging to standard error.
@@ -286,9 +291,59 @@ type Transfers struct {
 	SideChannel string `yaml:"side_channel" oneof:"off renew release"`
 }
 
-// Model overrides PD for one model.
+// Model overrides settings for one model.
 type Model struct {
-	PD *PD `yaml:"pd"` // prefill/decode disaggregation of this model, instead of pd
+	PD       *PD           `yaml:"pd"`                // prefill/decode disaggregation of this model, instead of pd
+	TTFT     time.Duration `yaml:"ttft" min:"0s"`     // target of the first token, instead of the class's; 0: the class's [0s]
+	TPOT     time.Duration `yaml:"tpot" min:"0s"`     // target of the time per output token, instead of the class's; 0: the class's [0s]
+	Deadline time.Duration `yaml:"deadline" min:"0s"` // time after which a request ends, instead of the class's; 0: the class's [0s]
+}
+
+// Admission holds requests in the router while no rank can start them soon, and decides their
+// order; see docs/headers.md.
+type Admission struct {
+	// Mode is fair (classes, tenants and targets decide the order), fifo (the order of arrival), or
+	// off (every request is sent to an engine at once) [fair].
+	Mode string `yaml:"mode" oneof:"fair fifo off"`
+	// EngineQueue is the work, in expected time, that may be queued on a rank before its engine has
+	// started it: enough to keep it busy until the next request arrives. A request that would find
+	// more waits in the router [200ms].
+	EngineQueue time.Duration `yaml:"engine_queue" min:"1ms" max:"10m"`
+	// AffinityWait is how long a request may wait for a full rank that holds its prefix, and is
+	// expected to be faster, while another rank could start it [500ms].
+	AffinityWait time.Duration `yaml:"affinity_wait" min:"0s" max:"10m"`
+	MaxRequests  int           `yaml:"max_requests" min:"1" max:"1000000"` // requests that wait; 429 beyond [50000]
+	MaxBytes     int64         `yaml:"max_bytes" unit:"bytes" min:"0"`     // bodies of the requests that wait; 429 beyond; 0: half of limits.memory_budget [0]
+	MaxWait      time.Duration `yaml:"max_wait" min:"1ms" max:"24h"`       // longest wait of a request; then 429 [30s]
+	MaxTenants   int           `yaml:"max_tenants" min:"1" max:"1000000"`  // tenants of waiting requests that have a turn of their own; further ones share one [1024]
+	MinShare     float64       `yaml:"min_share" min:"0" max:"0.5"`        // share of the tokens that the lowest class gets at least while it has waiting requests [0.05]
+	UnmetTarget  string        `yaml:"unmet_target" oneof:"refuse late"`   // what becomes of a request whose target or deadline cannot be met by the forecast: refuse (429 with Retry-After) or late (it waits behind those of its tenant that can be met) [refuse]
+	TenantHeader string        `yaml:"tenant_header"`                      // request header in which trusted clients name the tenant, as x-llm-d-inference-fairness-id does; it is not forwarded if it is the default [X-Sluice-Tenant]
+	// Trusted are the clients that may name a tenant and ask for any class by header or by the body's
+	// priority: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off. Others may
+	// ask for the classes of their API key [unix].
+	Trusted []string `yaml:"trusted"`
+	// Preemption suspends streams of lower classes that can migrate if a request of a higher class
+	// cannot start, and resumes them from the queue [false].
+	Preemption bool `yaml:"preemption"`
+	// DefaultClass is the class of requests that nothing assigns to another [the first class].
+	DefaultClass string           `yaml:"default_class"`
+	Classes      []AdmissionClass `yaml:"classes"` // priority classes, the highest first; see docs/headers.md [one class, default]
+}
+
+// AdmissionClass is one priority class.
+type AdmissionClass struct {
+	Name        string        `yaml:"name"`                           // name in headers, logs and metrics
+	Models      []string      `yaml:"models"`                         // models whose requests have this class unless they may ask for another [none]
+	Priorities  []string      `yaml:"priorities"`                     // values of the body's priority that ask for this class: numbers (5) and ranges (-10..-1) [none]
+	MinShare    float64       `yaml:"min_share" min:"0" max:"0.5"`    // share of the tokens that the class gets at least while it has waiting requests; for the lowest class 0 means admission.min_share [0]
+	MaxRequests int           `yaml:"max_requests" min:"0"`           // requests of this class that wait; 0: admission.max_requests [0]
+	MaxBytes    int64         `yaml:"max_bytes" unit:"bytes" min:"0"` // bodies of this class that wait; 0: admission.max_bytes [0]
+	MaxWait     time.Duration `yaml:"max_wait" min:"0s" max:"24h"`    // longest wait of a request; 0: admission.max_wait [0s]
+	TTFT        time.Duration `yaml:"ttft" min:"0s"`                  // target of the first token for requests that state none; 0: no target [0s]
+	TPOT        time.Duration `yaml:"tpot" min:"0s"`                  // target of the time per output token for requests that state none; 0: no target [0s]
+	Deadline    time.Duration `yaml:"deadline" min:"0s"`              // time after which a request that states no deadline ends; 0: none [0s]
+	UnmetTarget string        `yaml:"unmet_target"`                   // refuse or late, instead of admission.unmet_target [that of admission]
 }
 
 // Limits bound requests and connections.

@@ -27,6 +27,10 @@ func Default() *Config {
 		Limits: Limits{
 			MaxBody: 32 * mib, BodyBudget: gib, MaxHead: 16 * kib, MaxDepth: 64, MaxConns: 100_000, EngineConns: 4096, PoolWaiters: 1000,
 		},
+		Admission: Admission{
+			Mode: "fair", EngineQueue: 200 * time.Millisecond, AffinityWait: 500 * time.Millisecond, MaxRequests: 50_000, MaxWait: 30 * time.Second,
+			MaxTenants: 1024, MinShare: 0.05, UnmetTarget: "refuse", TenantHeader: "X-Sluice-Tenant", Trusted: []string{"unix"},
+		},
 		Compression: Compression{MinBytes: 2 * kib},
 		Timeouts: Timeouts{
 			Head: 10 * time.Second, Body: 30 * time.Second, BodyIdle: 15 * time.Second, KeepAlive: 75 * time.Second, Write: 30 * time.Second,

@@ -15,6 +15,7 @@ import (
 var reloadable = []string{
 	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.early_headers_after", "relay.comment_interval",
 	"limits.max_body", "limits.memory_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
+	"admission",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
 	"health.interval", "health.timeout", "health.path", "health.unhealthy_threshold", "health.metrics_interval", "health.probe_inference", "fleet.retry_budget_ratio", "fleet.retry_budget_min_per_second", "transfers.stall_timeout",

@@ -130,7 +130,8 @@ func sidecarDefault() *Config {
 	c.Index.MaxBytes = 4 * mib
 	c.Tokens.CacheBytes = 2 * mib
 	c.Schedule.Explain = 256
-	c.Migration.Max = 0 // there is no other engine to go on from
+	c.Admission.Mode = "off" // the router before it has admitted the request
+	c.Migration.Max = 0      // there is no other engine to go on from
 	return c
 }
 

@@ -96,7 +96,11 @@ type Options struct {
 	RequestLog *requestlog.Log
 	// PoolWaiters bounds the number of requests that wait for a healthy worker; 0 means no limit.
 	PoolWaiters int
-	Log         *slog.Logger
+	// Admission says which requests wait while no rank can start them soon, and in what order.
+	// AdmissionBytes bounds the bodies of those that wait.
+	Admission      config.Admission
+	AdmissionBytes int64
+	Log            *slog.Logger
 }
 
 // Completions reports the end of transfers by the ids that the legs carry. Its methods run on the

@@ -56,6 +56,7 @@ func (o Options) Reloadable() Options {
 
 func (o Options) applyTo(at *Options) {
 	at.PD, at.Models, at.Timeouts, at.Steering, at.Migration, at.PoolWaiters, at.TransferStall = o.PD, o.Models, o.Timeouts, o.Steering, o.Migration, o.PoolWaiters, o.TransferStall
+	at.Admission, at.AdmissionBytes = o.Admission, o.AdmissionBytes
 }
 
 // options returns the current Options. A request reads q.settings instead.
