@@ -21,7 +21,7 @@ var packageLayers = []string{"cmd", "router", "dataplane", "nixl", "native"}
 // leafPackages import no other package of this module; their tests may import waitPackage.
 var leafPackages = []string{
 	"router/worker", "router/liveness", "router/networks", "router/sweeper",
-	"dataplane/ascii", "dataplane/objpool", "dataplane/monotime", "dataplane/rawsocket", "dataplane/memtuner", waitPackage,
+	"dataplane/ascii", "dataplane/epoll", "dataplane/headerrules", "dataplane/objpool", "dataplane/monotime", "dataplane/rawsocket", "dataplane/memtuner", waitPackage,
 }
 
 // waitPackage waits for conditions in tests of every layer. Only tests and the harness import it.

@@ -129,7 +129,7 @@ func (s *connSet) snapshot() []*conn {
 // cancelStreams ends all streams and returns their number.
 func (s *connSet) cancelStreams() (n int) {
 	for _, c := range s.snapshot() {
-		if c.clientWatch.cancelStream() {
+		if c.clientWatch.CancelStream() {
 			n++
 		}
 	}

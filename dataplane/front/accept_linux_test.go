@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice/dataplane/epoll"
 )
 
 // A goroutine that never waits yields the only processor to a goroutine whose input has arrived.
@@ -13,8 +15,8 @@ import (
 func TestYield(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var y yielder
-	y.pollYielder.open()
-	defer y.pollYielder.close()
+	y.poll.Open()
+	defer y.poll.Close()
 	other, client := socketPair(t)
 	defer other.Close()
 	defer client.Close()
@@ -51,8 +53,8 @@ func TestYield(t *testing.T) {
 // After close a yield does not wait, and a yielder without an eventfd works.
 func TestYieldEnds(t *testing.T) {
 	var y yielder
-	y.pollYielder.open()
-	y.pollYielder.close()
+	y.poll.Open()
+	y.poll.Close()
 	done := make(chan struct{})
 	go func() {
 		for range 2 * yieldEvery {
@@ -65,9 +67,9 @@ func TestYieldEnds(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("it waits after close")
 	}
-	var none pollYielder // like a yielder that could not make an eventfd
-	none.yield()
-	none.close()
+	var none epoll.Yielder // like a yielder that could not make an eventfd
+	none.Yield()
+	none.Close()
 }
 
 // A goroutine that yields still makes progress while others compute without end. Each of them
@@ -76,8 +78,8 @@ func TestYieldEnds(t *testing.T) {
 func TestYieldWithBusyProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var y yielder
-	y.pollYielder.open()
-	defer y.pollYielder.close()
+	y.poll.Open()
+	defer y.poll.Close()
 	var over atomic.Bool
 	var busy sync.WaitGroup
 	for range 4 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/valyala/fasthttp/fasthttputil"
 
+	"sluice/dataplane/clientwatch"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/relay"
 )
@@ -28,7 +29,7 @@ func TestAllocations(t *testing.T) {
 		t.Errorf("the guard allocates %v times", n)
 	}
 
-	c := &conn{srv: &Server{clientWatcher: &clientWatcher{}}}
+	c := &conn{srv: &Server{clientWatcher: &clientwatch.Watcher{}}}
 	x := Exchange(&httpExchange{c: c, srv: c.srv})
 	f := func() {}
 	if n := testing.AllocsPerRun(100, func() { x.OnClientGone(f); x.OnClientGone(nil) }); n != 0 {

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sluice/dataplane/fieldrules"
 	"strings"
 	"testing"
+
+	"sluice/dataplane/fieldrules"
 )
 
 const peerID = "___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0"

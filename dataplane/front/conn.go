@@ -13,6 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/clientwatch"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
@@ -52,7 +53,7 @@ type conn struct {
 	tlsConn     *tls.Conn       // Conn with TLS, else nil; raw has its encrypted bytes
 	raw         syscall.RawConn // nil: there is no descriptor (tests in memory)
 	ip          netip.Addr      // the client's, as far as the connection shows
-	clientWatch clientWatch
+	clientWatch clientwatch.Watch
 
 	pipelined pipelineDetector
 	probing   bool // Read must not touch the socket
@@ -371,7 +372,7 @@ func (c *conn) closeOnce() {
 	if c.connState != nil && c.readAhead.buf != nil {
 		c.readAhead.release()
 	}
-	c.srv.clientWatcher.freeSlot(c)
+	c.srv.clientWatcher.Forget(&c.clientWatch)
 	_ = c.Conn.Close()
 	if c.usesReservedFD {
 		c.srv.fdStats.reservedConns.Add(-1)
@@ -388,7 +389,7 @@ func (c *conn) shutdown() {
 	if c.readState.claimed() {
 		return
 	}
-	c.clientWatch.markGone()
+	c.clientWatch.MarkGone()
 	if c.raw != nil && c.raw.Control(shutdownFD) == nil {
 		return
 	}

@@ -196,9 +196,7 @@ func TestOnClientGoneIsExact(t *testing.T) {
 	wg.Wait()
 	testwait.Until(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
 	t.Logf("%d of 480 clients were seen to leave", made.Load())
-	r.server.clientWatcher.mu.Lock()
-	defer r.server.clientWatcher.mu.Unlock()
-	if n := len(r.server.clientWatcher.slots) - len(r.server.clientWatcher.free); n != 0 {
+	if n := r.server.clientWatcher.Len(); n != 0 {
 		t.Errorf("%d connections are still watched", n)
 	}
 }

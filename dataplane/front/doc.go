@@ -11,6 +11,10 @@
 // that returns at once, and the connection then returns to the fast path with keep-alive
 // intact.
 //
+// The files are in two halves. Connections: accept, conn, connstate, drain, drainresponder, fastpath,
+// handoff, headbudget, pendingheads, pendingresponse, pipelined, proxies, rawio, readahead,
+// reservedfds, server, slowwrite, tls, yield. Requests: the others.
+//
 // There are three kinds of Exchange. A fastExchange and a fasthttpExchange embed httpExchange,
 // which has all that the two paths share: admission, the body, errors, streams. An
 // inProcessExchange has no HTTP client at all (inprocess.go).

@@ -104,7 +104,7 @@ func (s *Server) waitEmpty(ctx context.Context, idle func()) error {
 	s.mu.Unlock()
 	s.closeOnce.Do(func() {
 		if watch != nil {
-			watch.close()
+			watch.Close()
 		}
 		if loops != nil {
 			loops.Close()

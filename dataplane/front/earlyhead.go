@@ -78,7 +78,7 @@ func (p *keepAliveWriter) tick() {
 	switch {
 	case err != nil, p.finalStatus != 0:
 		p.stopped = true
-		p.c.clientWatch.markGone()
+		p.c.clientWatch.MarkGone()
 	case p.interval > 0:
 		p.timer.Reset(p.interval)
 	}

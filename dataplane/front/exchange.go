@@ -31,10 +31,10 @@ type Exchange interface {
 	// 9110, 5.3); nil if there is none. It allocates only if there are several lines.
 	HeaderList(name string) []byte
 	// OverrideRequestHeader replaces the client's header lines called name. Engines see the new
-	// value too, unless requestHeaderTable withholds it.
+	// value too, unless headerrules.RequestTable withholds it.
 	OverrideRequestHeader(name, value string)
 	// ForwardFields appends the client's header lines that an engine may see to dst, with names
-	// as the client wrote them: all except those that requestHeaderTable withholds or Connection
+	// as the client wrote them: all except those that headerrules.RequestTable withholds or Connection
 	// names. A missing Content-Type becomes application/json. Behind trusted proxies
 	// X-Forwarded-For is RequestInfo.ClientIP. The strings are borrowed until the Handler
 	// returns. Requests to engines also need HopField.

@@ -3,8 +3,9 @@ package front
 import (
 	"bytes"
 	"net"
-	"sluice/dataplane/http1"
 	"strings"
+
+	"sluice/dataplane/http1"
 
 	"github.com/valyala/fasthttp"
 )

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"sluice/dataplane/clientwatch"
+
 	"github.com/valyala/fasthttp"
 )
 
@@ -132,7 +134,7 @@ func pathServer(t testing.TB) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.clientWatcher, err = newClientWatcher(); err != nil {
+	if s.clientWatcher, err = clientwatch.NewWatcher(); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"sluice/dataplane/ascii"
+	"sluice/dataplane/headerrules"
 	"sluice/dataplane/upstream"
 )
 
@@ -13,14 +14,14 @@ func (x *httpExchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	for i := range x.head.Lines {
 		l := &x.head.Lines[i]
 		name := x.head.Name(l)
-		if !classOf(name).reachesEngine(x.srv.initial.WithholdClientKeys) || x.head.IsOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
+		if !headerrules.OfRequest(name).ReachesEngine(x.srv.initial.WithholdClientKeys) || x.head.IsOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
 			continue
 		}
 		typed = typed || ascii.EqualFold(name, "Content-Type")
 		dst = append(dst, upstream.Field{Name: unsafeString(name), Value: unsafeString(x.head.Value(l))})
 	}
 	for i := range x.requestOverrides {
-		if s := &x.requestOverrides[i]; !neverForwarded(classOf([]byte(s.name))) {
+		if s := &x.requestOverrides[i]; !headerrules.OfRequest([]byte(s.name)).NeverForwarded() {
 			dst = append(dst, upstream.Field{Name: s.name, Value: s.value})
 		}
 	}
@@ -36,9 +37,3 @@ func (x *httpExchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 
 // unsafeString returns a string that shares b's bytes, which must not change while it is used.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
-
-// neverForwarded reports whether header lines of this class never reach engines, not even
-// those of OverrideRequestHeader or of an in-process exchange.
-func neverForwarded(c headerClass) bool {
-	return c == headerConnection || c == headerRouter || c == headerRouting
-}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/clientwatch"
+
 	"github.com/valyala/fasthttp"
 )
 
@@ -88,7 +90,7 @@ func FuzzRequestHead(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if s.clientWatcher, err = newClientWatcher(); err != nil {
+	if s.clientWatcher, err = clientwatch.NewWatcher(); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -81,7 +81,7 @@ func (c *conn) canHandOff() bool { return c.isTCP() && !c.usesReservedFD && !c.r
 // returns false and the caller must serve the connection. The goroutine that serves the
 // connection calls it.
 func (s *Server) handOff(c *conn) (accepted bool) {
-	s.clientWatcher.remove(c)
+	s.clientWatcher.Remove(&c.clientWatch, c.raw)
 	_ = c.raw.Control(func(fd uintptr) {
 		accepted = s.successor.HandOff(int(fd), HandoffState{Client: c.ip, Used: c.deadlineKind != deadlineHead})
 	})

@@ -3,15 +3,14 @@ package front
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"sluice/dataplane/headerrules"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -46,7 +45,7 @@ func TestClientHeaders(t *testing.T) {
 				t.Errorf("keys of our own %v: %s is not forwarded", own, name)
 			}
 		}
-		for name, class := range requestHeaderTable {
+		for name, class := range headerrules.RequestTable {
 			switch name {
 			case "content-length", "transfer-encoding", "host", "expect", "content-encoding": // of the request's own framing
 				if strings.Contains(name, "-") && ask(strings.ReplaceAll(name, "-", "_")) {
@@ -55,7 +54,7 @@ func TestClientHeaders(t *testing.T) {
 				continue
 			}
 			for _, spelt := range []string{strings.ReplaceAll(name, "*", "a"), strings.ToUpper(strings.ReplaceAll(name, "*", "Any-Thing")), strings.ReplaceAll(name, "*", ""), strings.ReplaceAll(strings.ReplaceAll(name, "*", "a"), "-", "_")} {
-				if want := class == headerKey && !own; ask(spelt) != want {
+				if want := class == headerrules.Key && !own; ask(spelt) != want {
 					t.Errorf("keys of our own %v: %s is forwarded: %v, want %v", own, spelt, !want, want)
 				}
 			}
@@ -120,7 +119,7 @@ func testEngineHeaders(t *testing.T, by RelayMode) {
 				t.Errorf("stream %v: the client sees the engine's %s", stream, name)
 			}
 		}
-		for name := range responseHeaderTable {
+		for name := range headerrules.ResponseTable {
 			one := strings.ReplaceAll(name, "*", "Reason")
 			for _, spelt := range []string{one, strings.ToUpper(one), strings.ReplaceAll(one, "-", "_")} {
 				if got := ask(spelt, 200, stream); slices.Contains(got, ofEngine) {
@@ -142,33 +141,5 @@ func TestInProcessHeaders(t *testing.T) {
 	}
 	if got := x.ForwardFields(nil); len(got) != 2 || got[0].Name != "X-Forwarded-For" || got[1].Name != "Content-Type" {
 		t.Errorf("%v", got)
-	}
-}
-
-// The documented table of headers is the one in the code.
-func TestHeaderTableIsDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/access.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc := strings.ToLower(string(text))
-	all := maps.Clone(requestHeaderTable)
-	maps.Copy(all, responseHeaderTable)
-	for name := range all {
-		if !strings.Contains(doc, "`"+name+"`") {
-			t.Errorf("docs/access.md does not name `%s`", name)
-		}
-		if len(name) > maxHeaderName {
-			t.Errorf("maxHeaderName is less than the length of %s", name)
-		}
-	}
-}
-
-func BenchmarkClassOf(b *testing.B) {
-	names := [][]byte{[]byte("Host"), []byte("User-Agent"), []byte("Accept"), []byte("Content-Type"), []byte("Content-Length"), []byte("Authorization"), []byte("X-Stainless-Package-Version"), []byte("X-Stainless-Lang"), []byte("Accept-Encoding"), []byte("Connection")}
-	for b.Loop() {
-		for _, n := range names {
-			classOf(n)
-		}
 	}
 }

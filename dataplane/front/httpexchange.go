@@ -9,8 +9,10 @@ import (
 
 	"sluice/dataplane/ascii"
 	"sluice/dataplane/fieldrules"
+	"sluice/dataplane/headerrules"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
@@ -117,16 +119,23 @@ func (x *httpExchange) OnClientGone(f func()) {
 		return
 	}
 	if f != nil {
-		x.srv.clientWatcher.add(x.c)
+		x.c.watchClient()
 	}
-	x.c.clientWatch.setFunc(f)
+	x.c.clientWatch.SetFunc(f)
+}
+
+// watchClient starts to watch for the client's disconnect, if nothing does yet.
+func (c *conn) watchClient() {
+	if err := c.srv.clientWatcher.Add(&c.clientWatch, c.raw); err != nil {
+		c.srv.initial.Log.Warn("cannot watch a connection", "error", err)
+	}
 }
 
 // ClientGone implements Exchange. On a watched connection (see OnClientGone) it reads a flag that is
 // a few milliseconds old; otherwise it makes a system call.
 func (x *httpExchange) ClientGone() bool {
 	c := x.c
-	return c.clientWatch.gone.Load() || c.clientWatch.id == 0 && c.raw != nil && isClientGone(c.raw)
+	return c.clientWatch.Gone() || !c.clientWatch.Watched() && c.raw != nil && rawsocket.PeerGone(c.raw)
 }
 
 // SendsComments implements Exchange.
@@ -223,10 +232,10 @@ func (x *httpExchange) ReplyEvents(body []byte) {
 	x.path.setBody(body)
 }
 
-// forwardHeader forwards a header line of the engine, unless responseHeaderTable withholds it
+// forwardHeader forwards a header line of the engine, unless headerrules.ResponseTable withholds it
 // or SetHeader has set one of that name.
 func (x *httpExchange) forwardHeader(name, value []byte) {
-	if !reachesClient(name, x.engineStatus) {
+	if !headerrules.ReachesClient(name, x.engineStatus) {
 		return
 	}
 	for i := range x.responseHeaders {
@@ -249,7 +258,7 @@ func (x *httpExchange) finish() {
 	}
 	x.srv.conns.releaseIP(x.countedIP)
 	if x.responseState != responseRelayed && !x.mayContinue() {
-		x.c.clientWatch.setFunc(nil)
+		x.c.clientWatch.SetFunc(nil)
 		x.closeConn = x.closeConn || !x.body.drain(x.c)
 		x.c.needsLinger = x.c.needsLinger || x.closeConn
 		x.path.finishResponse(x.connReusable())

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/ascii"
 	"sluice/dataplane/fieldrules"
+	"sluice/dataplane/headerrules"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
@@ -28,7 +29,7 @@ type InProcessRequest struct {
 	// body with members of a caller's, which the router has not checked.
 	CheckFields bool
 	MediaHosts  fieldrules.MediaHosts
-	// Fields are its header lines. Engines see those that requestHeaderTable does not
+	// Fields are its header lines. Engines see those that headerrules.RequestTable does not
 	// withhold.
 	Fields    []upstream.Field
 	Received  time.Time
@@ -153,7 +154,7 @@ func (x *inProcessExchange) ForwardFields(dst []upstream.Field) []upstream.Field
 	typed := false
 	for _, f := range x.fields {
 		name := []byte(f.Name)
-		if c := classOf(name); neverForwarded(c) || c == headerIdentity {
+		if c := headerrules.OfRequest(name); c.NeverForwarded() || c == headerrules.Identity {
 			continue
 		}
 		typed = typed || ascii.EqualFold(name, "Content-Type")

@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"sluice/dataplane/http1"
 	"strings"
+
+	"sluice/dataplane/http1"
 
 	"github.com/valyala/fasthttp"
 )

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/epoll"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
@@ -38,7 +39,7 @@ const (
 // goroutines add connections.
 type pendingQueue struct {
 	srv     *Server
-	poll    *poller
+	poll    *epoll.Poller
 	yielder yielder
 	done    chan struct{}
 
@@ -62,12 +63,12 @@ type pendingConn struct {
 // newPendingQueue makes a pendingQueue and starts its goroutine. It returns nil on systems
 // without a poller.
 func newPendingQueue(s *Server) (*pendingQueue, error) {
-	p, err := newPoller()
+	p, err := epoll.New()
 	if err != nil || p == nil {
 		return nil, err
 	}
 	l := &pendingQueue{srv: s, poll: p, done: make(chan struct{}), byFD: make(map[int32]*conn)}
-	l.yielder.pollYielder.open()
+	l.yielder.poll.Open()
 	go l.run()
 	return l, nil
 }
@@ -82,7 +83,7 @@ func (l *pendingQueue) add(c *conn, deadline time.Time) (added bool) {
 	}
 	_ = c.raw.Control(func(fd uintptr) {
 		c.pendingConn = pendingConn{fd: int32(fd), deadline: monoTimeOf(deadline)}
-		added = l.poll.addInput(int(fd)) == nil
+		added = l.poll.AddInput(int(fd)) == nil
 	})
 	if !added {
 		return false
@@ -97,13 +98,13 @@ func (l *pendingQueue) add(c *conn, deadline time.Time) (added bool) {
 func (l *pendingQueue) wakeBy(m monotime.Time) {
 	if l.wakeTime == 0 || m < l.wakeTime {
 		l.wakeTime = m
-		l.poll.setDeadline(m.Time())
+		l.poll.SetDeadline(m.Time())
 	}
 }
 
 // remove removes c from the queue and the poller.
 func (l *pendingQueue) remove(c *conn) {
-	_ = c.raw.Control(func(fd uintptr) { l.poll.remove(int(fd)) })
+	_ = c.raw.Control(func(fd uintptr) { l.poll.Remove(int(fd)) })
 	l.mu.Lock()
 	delete(l.byFD, c.pendingConn.fd)
 	heap.Remove(&l.deadlines, c.pendingConn.index)
@@ -122,9 +123,9 @@ func (l *pendingQueue) setDeadline(c *conn, deadline time.Time) {
 // run serves the connections of the queue until close.
 func (l *pendingQueue) run() {
 	defer close(l.done)
-	defer l.yielder.pollYielder.close()
+	defer l.yielder.poll.Close()
 	for {
-		err := l.poll.wait(l.onReadable)
+		err := l.poll.Wait(l.onReadable)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
@@ -315,7 +316,7 @@ func (l *pendingQueue) expire() {
 	defer l.mu.Unlock()
 	l.wakeTime = 0
 	if len(l.deadlines) == 0 {
-		l.poll.setDeadline(time.Time{})
+		l.poll.SetDeadline(time.Time{})
 		return
 	}
 	l.wakeBy(max(l.deadlines[0].pendingConn.deadline, monoTimeOf(time.Now().Add(expireInterval))))
@@ -379,7 +380,7 @@ func (l *pendingQueue) close() {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
-	l.poll.close()
+	l.poll.Close()
 	<-l.done
 }
 

@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/ascii"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/proxyproto"
+	"sluice/dataplane/rawsocket"
 )
 
 // Proxies lists the proxies in front of the server, and says how they name the client.
@@ -142,7 +143,7 @@ func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 			return true
 		}
 		if h, failed = proxyproto.Parse(buf.B[:n]); errors.Is(failed, proxyproto.ErrIncomplete) {
-			if !peerClosed(int(fd)) {
+			if !rawsocket.PeerClosed(int(fd)) {
 				return false // Go's poller calls again when more input arrives
 			}
 			failed = errors.New("the connection ended within its PROXY header")

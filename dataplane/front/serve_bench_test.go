@@ -7,9 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sluice/dataplane/http1"
 	"testing"
 	"time"
+
+	"sluice/dataplane/clientwatch"
+	"sluice/dataplane/http1"
 
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
@@ -106,7 +108,7 @@ func BenchmarkPlainFasthttp(b *testing.B) {
 // that is watched already.
 func BenchmarkOnClientGone(b *testing.B) {
 	c := &conn{srv: &Server{}}
-	c.srv.clientWatcher = &clientWatcher{}
+	c.srv.clientWatcher = &clientwatch.Watcher{}
 	x := Exchange(&httpExchange{c: c, srv: c.srv})
 	f := func() {}
 	b.ReportAllocs()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/clientwatch"
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/http1"
 	"sluice/dataplane/membudget"
@@ -34,9 +35,9 @@ type Server struct {
 	partialEvents     *membudget.Budget // of budget: what streams hold of events that have not come whole
 	ids               requestIDs
 	conns             connSet
-	clientWatcher     *clientWatcher   // set by Serve
-	pendingHeads      *pendingQueue    // likewise; nil: heads are waited for on goroutines
-	loops             *eventloop.Loops // likewise; nil: streams are relayed on goroutines
+	clientWatcher     *clientwatch.Watcher // set by Serve
+	pendingHeads      *pendingQueue        // likewise; nil: heads are waited for on goroutines
+	loops             *eventloop.Loops     // likewise; nil: streams are relayed on goroutines
 	fastExchanges     objpool.Pool[fastExchange]
 	fasthttpExchanges objpool.Pool[fasthttpExchange]
 	streams           objpool.Pool[stream]
@@ -163,7 +164,7 @@ func (s *Server) Serve(ln net.Listener) error {
 		s.mu.Unlock()
 		return errors.New("front: cannot serve a second listener")
 	}
-	w, err := newClientWatcher()
+	w, err := clientwatch.NewWatcher()
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -171,7 +172,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	pending, err := newPendingQueue(s)
 	if err != nil {
 		s.mu.Unlock()
-		w.close()
+		w.Close()
 		return err
 	}
 	s.ln, s.clientWatcher, s.pendingHeads = ln, w, pending
@@ -191,8 +192,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.initial.Log.Info("the relay is ready", "driver", by, "threads", threads)
 	from, err := s.newListener(ln)
 	if err == nil {
-		from.yielder.pollYielder.open()
-		defer from.yielder.pollYielder.close()
+		from.yielder.poll.Open()
+		defer from.yielder.poll.Close()
 	}
 	for err == nil {
 		var c *conn

@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/clientwatch"
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
@@ -104,8 +105,8 @@ func (st *stream) Done(usage relay.Usage, failed bool) {
 	}
 }
 
-// onClientGone implements goneHandler: it cancels the engine call.
-func (st *stream) onClientGone() {
+// OnClientGone implements clientwatch.Handler: it cancels the engine call.
+func (st *stream) OnClientGone() {
 	if st.call != nil {
 		st.call.Cancel()
 	}
@@ -174,8 +175,8 @@ func (x *httpExchange) startStream(st *stream) {
 	x.responseState = responseRelayed
 	c := x.c
 	c.stream = st
-	x.srv.clientWatcher.add(c)
-	c.clientWatch.setStream(st)
+	c.watchClient()
+	c.clientWatch.SetStream(st)
 	x.path.detachStream()
 }
 
@@ -307,7 +308,7 @@ func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool
 			}
 		}
 	}
-	if res.Err != nil && res.Cause != relay.EngineReportedError && c.clientWatch.gone.Load() {
+	if res.Err != nil && res.Cause != relay.EngineReportedError && c.clientWatch.Gone() {
 		res.Cause = relay.ClientGone
 		if s.drainExpired.Load() { // the drain has cut the connection, not the client
 			res.Cause = relay.Drained
@@ -342,7 +343,7 @@ func (s *Server) recoverPanic(st *stream, f func() (relay.Result, bool)) (res re
 			if o := s.initial.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}
-			st.onClientGone()
+			st.OnClientGone()
 			res, ended = relay.Result{Cause: relay.Cancelled, Err: fmt.Errorf("front: panic while relaying: %v", v)}, true
 		}
 	}()
@@ -351,7 +352,7 @@ func (s *Server) recoverPanic(st *stream, f func() (relay.Result, bool)) (res re
 
 // abortStream ends a stream whose connection failed before the hijack.
 func (s *Server) abortStream(c *conn, st *stream) {
-	st.onClientGone()
+	st.OnClientGone()
 	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
 	c.closeOnce()
 }
@@ -365,13 +366,13 @@ type streamMigrator stream
 func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 	st := (*stream)(a)
 	clientWatch := &st.c.clientWatch
-	clientWatch.setFunc(nil) // waits for a cancellation of the old call that is in progress
-	defer clientWatch.setStream(st)
-	if clientWatch.gone.Load() || st.c.srv.drainExpired.Load() {
+	clientWatch.SetFunc(nil) // waits for a cancellation of the old call that is in progress
+	defer clientWatch.SetStream(st)
+	if clientWatch.Gone() || st.c.srv.drainExpired.Load() {
 		return nil
 	}
 	resp, call := st.handler.NextEngine(b, (*streamClientWatch)(clientWatch))
-	clientWatch.setFunc(nil)
+	clientWatch.SetFunc(nil)
 	if resp == nil {
 		return nil
 	}
@@ -381,10 +382,10 @@ func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 }
 
 // streamClientWatch is the ClientGoneNotifier of a stream.
-type streamClientWatch clientWatch
+type streamClientWatch clientwatch.Watch
 
-func (l *streamClientWatch) OnClientGone(f func()) { (*clientWatch)(l).setFunc(f) }
-func (l *streamClientWatch) ClientGone() bool      { return (*clientWatch)(l).gone.Load() }
+func (l *streamClientWatch) OnClientGone(f func()) { (*clientwatch.Watch)(l).SetFunc(f) }
+func (l *streamClientWatch) ClientGone() bool      { return (*clientwatch.Watch)(l).Gone() }
 
 // endStream reports the end of a stream, releases what it has, and returns st to the pool.
 func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
@@ -397,7 +398,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 			}
 		}
 	}()
-	c.clientWatch.setFunc(nil)
+	c.clientWatch.SetFunc(nil)
 	c.stream = nil
 	if st.countedIP != nil {
 		s.conns.releaseIP(*st.countedIP)
@@ -502,7 +503,7 @@ func (st *stream) writePayload(p []byte) (int, error) {
 }
 
 // ClientGone implements relay.ClientConn.
-func (st *stream) ClientGone() bool { return st.c.clientWatch.gone.Load() }
+func (st *stream) ClientGone() bool { return st.c.clientWatch.Gone() }
 
 // Reframes implements relay.ClientConn.
 func (st *stream) Reframes() bool { return st.chunked }

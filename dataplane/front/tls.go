@@ -5,8 +5,9 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"sluice/dataplane/http1"
 	"time"
+
+	"sluice/dataplane/http1"
 )
 
 // plaintextHint is the response to a client that sends plain HTTP to a TLS port.

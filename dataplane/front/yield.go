@@ -3,6 +3,8 @@ package front
 import (
 	"runtime"
 	"time"
+
+	"sluice/dataplane/epoll"
 )
 
 const (
@@ -30,9 +32,9 @@ const (
 // those whose input has arrived. Go itself polls for input only when no goroutine can run,
 // or every 10 ms, so that with one processor a request behind a thousand new connections
 // would wait for all of them. A yielder belongs to one goroutine. The zero value works, but
-// polls only after pollYielder.open.
+// polls only after poll.Open.
 type yielder struct {
-	pollYielder  pollYielder
+	poll         epoll.Yielder
 	unyielded    int       // yields since the last poll
 	noYieldUntil time.Time // yield does nothing before this time
 }
@@ -47,7 +49,7 @@ func (y *yielder) yield() {
 		runtime.Gosched()
 	} else {
 		y.unyielded = 0
-		y.pollYielder.yield()
+		y.poll.Yield()
 	}
 	if now := time.Now(); now.Sub(start) > slowYield {
 		y.noYieldUntil = now.Add(min(now.Sub(start), maxNoYield))
