@@ -1,14 +1,21 @@
 package sim
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/textgen"
+	"sluice/bench/testwait"
 )
 
 func FuzzTokenizer(f *testing.F) {
@@ -173,4 +180,98 @@ func TestPreemption(t *testing.T) {
 		t.Errorf("blocks are lost: %+v", s)
 	}
 	t.Logf("%d preemptions", s.Preemptions)
+}
+
+// TestPriorityScheduling: one sequence runs at a time, and of those that wait the one with the
+// lowest priority value runs next; with fcfs the value is ignored.
+func TestPriorityScheduling(t *testing.T) {
+	for policy, want := range map[string]string{"priority": "high mid low", "fcfs": "low mid high"} {
+		t.Run(policy, func(t *testing.T) {
+			e, err := Start(context.Background(), Options{Scheduling: policy, MaxSeqs: 1, LogBlocks: true, Speed: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			ctx, leave := context.WithCancel(context.Background())
+			defer leave()
+			var wg sync.WaitGroup
+			send := func(ctx context.Context, id string, priority, tokens int) {
+				before := e.Stats().Sum()
+				body := fmt.Sprintf(`{"prompt":%s,"max_tokens":%d,"ignore_eos":true,"priority":%d}`, idPrompt(20, priority+50), tokens, priority)
+				req, err := http.NewRequestWithContext(ctx, "POST", e.URL()+"/v1/completions", strings.NewReader(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header.Set("Content-Type", "application/json")
+				req.Header.Set("X-Request-Id", id)
+				wg.Go(func() {
+					resp, err := http.DefaultClient.Do(req)
+					if err != nil {
+						if ctx.Err() == nil {
+							t.Error(err)
+						}
+						return
+					}
+					defer resp.Body.Close()
+					if said, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
+						t.Errorf("%s: status %d, %v: %s", id, resp.StatusCode, err, said)
+					}
+				})
+				testwait.Until(t, "the engine has "+id, func() bool {
+					s := e.Stats().Sum()
+					return s.Running+s.Waiting > before.Running+before.Waiting
+				})
+			}
+			send(ctx, "first", 0, 50_000) // runs while the others arrive, then leaves
+			for _, r := range []struct {
+				id       string
+				priority int
+			}{{"low", 9}, {"mid", 0}, {"high", -3}} {
+				send(context.Background(), r.id, r.priority, 3)
+			}
+			leave()
+			wg.Wait()
+			got := []string{"low", "mid", "high"}
+			var ended map[string]time.Time
+			testwait.Until(t, "the blocks of all are released", func() bool {
+				ended = e.BlockReleaseTimes()
+				return !slices.ContainsFunc(got, func(id string) bool { return ended[id].IsZero() })
+			})
+			slices.SortFunc(got, func(a, b string) int { return ended[a].Compare(ended[b]) })
+			if s := strings.Join(got, " "); s != want {
+				t.Errorf("ended in the order %s; want %s: %v", s, want, ended)
+			}
+		})
+	}
+}
+
+// TestPriorityPreemption: when blocks run out, the sequence with the highest priority value gives
+// up its own, wherever it is in the batch, and every output is that of an engine with space.
+func TestPriorityPreemption(t *testing.T) {
+	small, big := fastOptions(t, Options{Blocks: 24, BlockSize: 4, Scheduling: "priority", Speed: 10}), fastOptions(t, Options{})
+	const n = 12
+	body := func(i int) string {
+		return fmt.Sprintf(`{"prompt":%s,"max_tokens":60,"ignore_eos":true,"return_token_ids":true,"priority":%d}`, idPrompt(20, i), (i*7)%5)
+	}
+	answers, errs := make([]answer, n), make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { answers[i], errs[i] = tryPost(small.URL()+"/v1/completions", body(i)) })
+	}
+	wg.Wait()
+	for i := range n {
+		if errs[i] != nil || answers[i].status != 200 {
+			t.Fatalf("%v %d %s", errs[i], answers[i].status, answers[i].body)
+		}
+		if want := post(t, big, "/v1/completions", body(i)); fmt.Sprint(want.ids()) != fmt.Sprint(answers[i].ids()) {
+			t.Errorf("request %d: %v, want %v", i, answers[i].ids(), want.ids())
+		}
+	}
+	s := small.Stats().Sum()
+	if s.Preemptions == 0 {
+		t.Error("no preemption; the batch was meant to outgrow the blocks")
+	}
+	if s.BlocksFree != s.BlocksTotal {
+		t.Errorf("blocks are lost: %+v", s)
+	}
 }

@@ -33,6 +33,7 @@ type Body struct {
 	KVTransfer    json.RawMessage `json:"kv_transfer_params"`
 	RequestID     string          `json:"request_id"`
 	CacheSalt     string          `json:"cache_salt"`
+	Priority      float64         `json:"priority"`
 	Echo          bool            `json:"echo"`
 	ReturnIDs     bool            `json:"return_token_ids"`
 	MaxCompletion *int            `json:"max_completion_tokens"`

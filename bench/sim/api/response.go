@@ -65,6 +65,7 @@ type Params struct {
 	ReturnIDs    bool
 	echo         bool
 	Salt         string
+	Priority     float64 // lower is scheduled first, where the engine's policy is priority
 	Session      string
 	toolName     string // the response is a call of this function
 	logprobs     int    // alternatives to return for each token, see logprobs.go
@@ -84,7 +85,7 @@ func (r *Response) ReadParams(b *Body, path, session string) ([][]uint32, error)
 	}
 	r.model = o.Model
 	p := &Params{Stream: b.Stream, N: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, ReturnIDs: b.ReturnIDs && o.Release.ReturnsIDs(), echo: b.Echo, Salt: b.CacheSalt, logprobs: requestedLogprobs(path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), Session: session}
+		includeStop: b.IncludeStop, ReturnIDs: b.ReturnIDs && o.Release.ReturnsIDs(), echo: b.Echo, Salt: b.CacheSalt, Priority: b.Priority, logprobs: requestedLogprobs(path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), Session: session}
 	r.Params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {

@@ -119,6 +119,7 @@ type Seq struct {
 	chunk        int                 // tokens computed in this step
 	local        int                 // of these, found in the local cache
 	started      bool                // the role event is sent
+	order        uint64              // arrival at the rank; breaks ties of priority
 	pulled       bool
 	pulling      bool
 	stalledUntil time.Time // faults: no token before this time

@@ -188,13 +188,19 @@ func (r *Rank) TransferDone(s *Seq, tokens, cached int) bool {
 func (r *Rank) SkipTransfer(s *Seq) { s.pulled = true }
 
 // Queue queues sequences for blocks.
-func (r *Rank) Queue(list ...*Seq) { r.waiting = append(r.waiting, list...) }
+func (r *Rank) Queue(list ...*Seq) {
+	for _, s := range list {
+		r.arrivals++
+		s.order = r.arrivals
+		r.wait(s)
+	}
+}
 
 // QueueSiblings queues the other sequences of the job once the first has its blocks.
 func (r *Rank) QueueSiblings(s *Seq) {
 	for _, x := range s.Job.Seqs[1:] {
 		x.pulled = true
-		r.waiting = append(r.waiting, x)
+		r.Queue(x)
 	}
 }
 

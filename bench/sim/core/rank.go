@@ -34,7 +34,8 @@ type Rank struct {
 
 	pool     *kvcache.Pool
 	hash     kvcache.Hasher
-	waiting  []*Seq // accepted by the engine, not in the batch
+	waiting  []*Seq // accepted by the engine, not in the batch; in the order of the scheduling policy
+	arrivals uint64 // sequences queued so far
 	ready    []*Seq // their transfer is done; scheduled before waiting
 	running  []*Seq
 	pulls    map[*Seq]struct{} // sequences whose blocks wait for a transfer

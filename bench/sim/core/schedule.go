@@ -3,6 +3,7 @@ package core
 import (
 	"math"
 	"slices"
+	"sort"
 	"time"
 
 	"sluice/bench/sim/eventcodec"
@@ -28,11 +29,23 @@ func (r *Rank) planStep(now time.Time) (time.Duration, bool) {
 			if len(r.running) == 1 {
 				continue // the blocks it needs are leased; leases end
 			}
-			victim := r.running[len(r.running)-1]
-			r.preempt(victim)
-			if victim != s {
+			at := r.victim()
+			victim := r.running[at]
+			if at < i { // planned for this step already
+				budget += victim.chunk
+				switch {
+				case victim.chunk > 1:
+					prefill -= victim.chunk
+				case victim.chunk == 1:
+					decodes--
+					context -= victim.computed
+				case !victim.stalledUntil.After(now):
+					decodes--
+				}
 				i--
 			}
+			r.preempt(victim)
+			i-- // s again, or the one that now has its place
 			continue
 		}
 		s.chunk = n
@@ -88,14 +101,50 @@ func (r *Rank) allocate(s *Seq, n int) bool {
 	return true
 }
 
-// preempt puts a running sequence back to the front of the queue. It is computed again,
-// prompt and output, as far as the prefix cache does not have it.
+// before reports whether a is scheduled before b under the policy "priority".
+func before(a, b *Seq) bool {
+	if pa, pb := a.Job.Params.Priority, b.Job.Params.Priority; pa != pb {
+		return pa < pb
+	}
+	return a.order < b.order
+}
+
+// wait adds a sequence to the queue, at its end or at the place of its priority.
+func (r *Rank) wait(s *Seq) {
+	at := len(r.waiting)
+	if r.o.Scheduling == "priority" {
+		at = sort.Search(at, func(i int) bool { return before(s, r.waiting[i]) })
+	}
+	r.waiting = slices.Insert(r.waiting, at, s)
+}
+
+// victim returns the index of the running sequence that gives up its blocks: the last of
+// the queue's order among them. As in vLLM that is the last admitted, unless the policy is
+// "priority".
+func (r *Rank) victim() int {
+	at := len(r.running) - 1
+	if r.o.Scheduling == "priority" {
+		for i, s := range r.running {
+			if before(r.running[at], s) {
+				at = i
+			}
+		}
+	}
+	return at
+}
+
+// preempt puts a running sequence back to the front of the queue, or to the place of its
+// priority. It is computed again, prompt and output, as far as the prefix cache does not have it.
 func (r *Rank) preempt(s *Seq) {
 	r.Counters.Preempted++
 	r.running = slices.DeleteFunc(r.running, func(x *Seq) bool { return x == s })
 	r.pool.Release(s.blocks)
 	s.blocks, s.computed, s.chunk = nil, 0, 0
-	r.waiting = slices.Insert(r.waiting, 0, s)
+	if r.o.Scheduling == "priority" {
+		r.wait(s)
+	} else {
+		r.waiting = slices.Insert(r.waiting, 0, s)
+	}
 }
 
 // admit takes the next sequence that can start and allocates the blocks of its whole

@@ -49,6 +49,9 @@ type Options struct {
 	MaxSeqs     int // running sequences per rank; 0 means 1024
 	MaxBatch    int // tokens per step; 0 means 8192
 	MaxQueue    int // waiting sequences per rank, beyond which a request gets 503; 0 means 65536
+	// Scheduling is vLLM's --scheduling-policy: "fcfs" (""), which ignores a body's priority, or
+	// "priority": lower values first, and for want of blocks the highest is preempted.
+	Scheduling string
 
 	Cost  cost.Model
 	Speed float64 // time runs Speed times faster; 0 means 1, below 0 or +Inf no waiting at all
@@ -133,6 +136,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxSeqs, "max-num-seqs", 1024, "running sequences per rank")
 	fs.IntVar(&o.MaxBatch, "max-num-batched-tokens", 8192, "tokens per step")
 	fs.IntVar(&o.MaxQueue, "max-queue", 65536, "waiting sequences per rank, beyond which a request gets 503")
+	fs.StringVar(&o.Scheduling, "scheduling-policy", "fcfs", "order of waiting requests: fcfs, or priority, by the body's priority (lower first)")
 	o.Cost.AddFlags(fs)
 	o.Speed = 1
 	fs.Func("speed", "time runs faster by this `factor`; inf or 0 means no waiting (default 1)", func(s string) error {
@@ -239,6 +243,7 @@ func (o Options) WithDefaults() (Options, error) {
 		str(&o.Encoding, "vllm-map")
 	}
 	str(&o.Encoding, o.Engine+"-map")
+	str(&o.Scheduling, "fcfs")
 	str(&o.Incomplete, "crash")
 	str(&o.Expired, "garbage")
 	num(&o.Ranks, 1)
@@ -271,6 +276,7 @@ func (o Options) WithDefaults() (Options, error) {
 		{"role", o.Role, []string{"prefill", "decode", "aggregated"}},
 		{"engine", o.Engine, Engines()},
 		{"pd", o.PD, Families()},
+		{"scheduling-policy", o.Scheduling, []string{"fcfs", "priority"}},
 		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
 		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
