@@ -1,0 +1,421 @@
+package admission
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/monotime"
+)
+
+// Verdict says what became of an attempt to start a waiting request.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Started    Verdict = iota // its rank is reserved
+	NotNow                    // it cannot start now, but others of its lane may
+	NoCapacity                // no request of its lane can start now
+)
+
+// Starter starts a waiting request.
+type Starter interface {
+	// TryStart reserves a rank for the request if one can start it soon. It runs on the dispatcher's
+	// goroutine while the goroutine of the request waits, and must not call the Controller, except
+	// for Wake.
+	TryStart() Verdict
+}
+
+// Outcome is the end of a wait.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Waiting    Outcome = iota // it has not ended
+	Dispatched                // TryStart has returned Started
+	Displaced                 // another request with a larger claim has the place
+	Gone                      // the client disconnected
+	Expired                   // the longest wait is over
+	numOutcomes
+)
+
+var outcomeNames = [numOutcomes]string{"waiting", "dispatched", "displaced", "client_gone", "timeout"}
+
+// String returns the outcome as it appears in metrics.
+func (o Outcome) String() string { return outcomeNames[o] }
+
+// Waiter is a request that waits. The caller sets Class, Starter and the fields of Item except Class,
+// Arrived and Waiter.
+type Waiter struct {
+	Item    Item
+	Class   string // name; the default class if it does not exist any more
+	Starter Starter
+
+	// Forecast is how long the request was expected to wait when it was enqueued, -1 if unknown. Waited
+	// is how long it has waited, once Wait has returned.
+	Forecast, Waited time.Duration
+
+	outcome Outcome // guarded by Controller.mu until done
+	done    chan struct{}
+}
+
+// Observer counts what a Controller does. Its methods must neither block nor allocate.
+type Observer interface {
+	// Enqueued counts a request that begins to wait.
+	Enqueued(class, tenant string)
+	// Dequeued counts a request that has ended to wait. forecast is -1 if there was none.
+	Dequeued(class, tenant string, outcome Outcome, waited, forecast time.Duration)
+}
+
+// Settings configure a Controller.
+type Settings struct {
+	Classes []Class // at least one, the highest first
+	// Default is the index of the class for requests whose class does not exist.
+	Default int
+	Limits  Limits
+}
+
+// Controller lets requests wait in a Queue. It is safe for concurrent use. One goroutine dispatches
+// while any request waits.
+type Controller struct {
+	observer Observer
+	clock    monotime.Clock
+	waiting  atomic.Int64
+	wake     chan struct{}
+
+	mu        sync.Mutex
+	settings  Settings
+	queue     *Queue
+	running   bool
+	rates     map[string]*rateMeter // by lane
+	displaced []*Item
+	lanes     []string // memory of round
+}
+
+const (
+	// pollInterval is how often the dispatcher looks for capacity that nothing has reported: an engine
+	// has worked off its queue, or a worker has come.
+	pollInterval = 10 * time.Millisecond
+	// maxDeferred bounds how many requests of a lane that cannot start now are passed over in a round.
+	maxDeferred = 16
+	// maxRates bounds the number of lanes whose rate is remembered.
+	maxRates = 1024
+)
+
+// NewController returns a Controller without waiting requests.
+func NewController(s Settings, o Observer) *Controller {
+	return &Controller{observer: o, clock: monotime.StartClock(), wake: make(chan struct{}, 1), settings: s,
+		queue: NewQueue(s.Classes, s.Limits), rates: map[string]*rateMeter{}}
+}
+
+// now is the Controller's clock, in ns.
+func (c *Controller) now() int64 { return int64(c.clock.Now()) }
+
+// Now returns the time on the clock of Item.Due.
+func (c *Controller) Now() int64 { return c.now() }
+
+// IsEmpty reports whether no request waits. It takes no lock.
+func (c *Controller) IsEmpty() bool { return c.waiting.Load() == 0 }
+
+// Waiting returns the number of waiting requests.
+func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
+
+// IsIdle reports whether no request waits in a lane. It takes a lock only if any lane has one.
+func (c *Controller) IsIdle(lane string) bool {
+	if c.IsEmpty() {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queue.lanes[lane] == nil
+}
+
+// Wake makes the dispatcher look for capacity. It never blocks, and does next to nothing if no request
+// waits.
+func (c *Controller) Wake() {
+	if c.IsEmpty() {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Forecast returns how long a request that would be enqueued now is expected to wait, -1 if that is not
+// known.
+func (c *Controller) Forecast(w *Waiter) time.Duration {
+	if c.IsEmpty() {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.forecast(w)
+}
+
+func (c *Controller) forecast(w *Waiter) time.Duration {
+	w.Item.Class = c.classIndex(w.Class)
+	ahead := c.queue.Ahead(&w.Item)
+	if ahead == 0 {
+		return 0
+	}
+	rate := 0.0
+	if m := c.rates[w.Item.Lane]; m != nil {
+		rate = m.perSecond(c.now())
+	}
+	if rate <= 0 {
+		return -1
+	}
+	return time.Duration(min(float64(ahead)/rate*float64(time.Second), float64(24*time.Hour)))
+}
+
+func (c *Controller) classIndex(name string) int {
+	for i := range c.settings.Classes {
+		if c.settings.Classes[i].Name == name {
+			return i
+		}
+	}
+	return c.settings.Default
+}
+
+// Enqueue adds a request. If it returns WithinBounds, Wait must follow. Otherwise the request does not
+// wait.
+func (c *Controller) Enqueue(w *Waiter) Bound {
+	c.mu.Lock()
+	w.Forecast = c.forecast(w)
+	w.Item.Waiter, w.Item.Arrived = w, c.now()
+	w.done, w.outcome = make(chan struct{}, 1), Waiting
+	wasIdle := c.queue.lanes[w.Item.Lane] == nil
+	var bound Bound
+	c.displaced, bound = c.queue.Push(&w.Item, c.displaced[:0])
+	for i, it := range c.displaced {
+		c.end(it.Waiter, Displaced)
+		c.displaced[i] = nil
+	}
+	if bound != WithinBounds {
+		c.mu.Unlock()
+		return bound
+	}
+	c.waiting.Store(int64(c.queue.Len()))
+	if wasIdle {
+		c.rate(w.Item.Lane).begin(c.now())
+	}
+	start := !c.running
+	c.running = true
+	c.mu.Unlock()
+	c.observer.Enqueued(w.Class, w.Item.Tenant)
+	if start {
+		go c.dispatch()
+	}
+	c.Wake()
+	return WithinBounds
+}
+
+// Wait waits until the request was dispatched or removed, or at most the given time.
+func (c *Controller) Wait(w *Waiter, atMost time.Duration) Outcome {
+	timer := time.NewTimer(atMost)
+	defer timer.Stop()
+	select {
+	case <-w.done:
+	case <-timer.C:
+		c.Cancel(w, Expired)
+		<-w.done
+	}
+	w.Waited = time.Duration(c.now() - w.Item.Arrived)
+	c.observer.Dequeued(w.Class, w.Item.Tenant, w.outcome, w.Waited, w.Forecast)
+	return w.outcome
+}
+
+// Cancel ends the wait of a request with the given outcome, unless it has ended. It may be called at
+// any time after Enqueue.
+func (c *Controller) Cancel(w *Waiter, outcome Outcome) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.Item.IsQueued() {
+		c.queue.Remove(&w.Item)
+		c.end(w, outcome)
+	}
+}
+
+// end signals the end of a wait. The request has left the queue. Called with mu.
+func (c *Controller) end(w *Waiter, outcome Outcome) {
+	c.waiting.Store(int64(c.queue.Len()))
+	if c.queue.lanes[w.Item.Lane] == nil {
+		if m := c.rates[w.Item.Lane]; m != nil {
+			m.end(c.now())
+		}
+	}
+	w.outcome = outcome
+	w.done <- struct{}{}
+	if c.queue.Len() == 0 { // the dispatcher ends
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Reload replaces the settings. Waiting requests keep their order of arrival and go to the class of the
+// same name; those that exceed the new bounds are displaced.
+func (c *Controller) Reload(s Settings) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.queue.Drain()
+	c.settings, c.queue = s, NewQueue(s.Classes, s.Limits)
+	for _, it := range all {
+		it.Class = c.classIndex(it.Waiter.Class)
+		displaced, bound := c.queue.Push(it, nil)
+		for _, d := range displaced {
+			c.end(d.Waiter, Displaced)
+		}
+		if bound != WithinBounds {
+			c.end(it.Waiter, Displaced)
+		}
+	}
+	c.waiting.Store(int64(c.queue.Len()))
+}
+
+// dispatch starts requests until none waits.
+func (c *Controller) dispatch() {
+	timer := time.NewTimer(pollInterval)
+	defer timer.Stop()
+	for c.round() {
+		timer.Reset(pollInterval)
+		select {
+		case <-c.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// round starts the requests that can start now. It returns false if none waits any more; then the
+// dispatcher ends.
+func (c *Controller) round() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lanes = c.queue.Lanes(c.lanes)
+	for _, lane := range c.lanes {
+		c.dispatchLane(lane)
+	}
+	if c.queue.Len() == 0 {
+		c.running = false
+		return false
+	}
+	return true
+}
+
+// dispatchLane starts the requests of a lane in their order. Called with mu, which it releases between
+// two requests, so that arrivals and disconnects need not wait for all of them.
+func (c *Controller) dispatchLane(lane string) {
+	defer func() { c.queue.EndRound() }()
+	for deferred := 0; deferred < maxDeferred; {
+		it := c.queue.Next(lane, c.now())
+		if it == nil {
+			return
+		}
+		switch it.Waiter.Starter.TryStart() {
+		case Started:
+			c.queue.Take(it)
+			c.rate(lane).add(c.now(), it.Cost)
+			c.end(it.Waiter, Dispatched)
+		case NotNow:
+			c.queue.Defer(it)
+			deferred++
+		default:
+			return
+		}
+		c.mu.Unlock()
+		c.mu.Lock()
+	}
+}
+
+// rate returns the meter of a lane. Called with mu.
+func (c *Controller) rate(lane string) *rateMeter {
+	m := c.rates[lane]
+	if m == nil {
+		if len(c.rates) >= maxRates {
+			clear(c.rates)
+		}
+		m = &rateMeter{}
+		m.begin(c.now())
+		c.rates[lane] = m
+	}
+	return m
+}
+
+// rateMeter measures how many tokens a lane dispatches per second while it has waiting requests, over
+// about the last rateWindow of such time.
+type rateMeter struct {
+	tokens, seconds float64
+	last            int64 // ns; meaningful while busy
+	busy            bool
+}
+
+const (
+	rateWindow = 10.0 // s
+	// minRateTime is the time, in s, that must have been measured before a rate is used.
+	minRateTime = 0.25
+)
+
+func (m *rateMeter) begin(now int64) {
+	if !m.busy {
+		m.busy, m.last = true, now
+	}
+}
+
+func (m *rateMeter) end(now int64) {
+	m.advance(now)
+	m.busy = false
+}
+
+func (m *rateMeter) add(now int64, tokens int64) {
+	m.advance(now)
+	m.tokens += float64(tokens)
+}
+
+// advance adds the time since the last event, and lets what was measured before fade.
+func (m *rateMeter) advance(now int64) {
+	if !m.busy {
+		return
+	}
+	elapsed := float64(now-m.last) / 1e9
+	m.last = now
+	if elapsed <= 0 {
+		return
+	}
+	fade := max(0, 1-elapsed/rateWindow)
+	m.tokens, m.seconds = m.tokens*fade, m.seconds*fade+elapsed
+}
+
+// perSecond returns the rate, 0 if it is not known.
+func (m *rateMeter) perSecond(now int64) float64 {
+	m.advance(now)
+	if m.seconds < minRateTime {
+		return 0
+	}
+	return m.tokens / m.seconds
+}
+
+// ClassView is what waits in one class.
+type ClassView struct {
+	Class    string        `json:"class"`
+	Requests int           `json:"requests"`
+	Bytes    int64         `json:"bytes"`
+	Tokens   int64         `json:"tokens"`
+	Oldest   time.Duration `json:"oldest_ns"` // how long the first has waited
+}
+
+// Classes returns what waits in each class, in all lanes.
+func (c *Controller) Classes() []ClassView {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	views := make([]ClassView, len(c.settings.Classes))
+	for i := range views {
+		u := &c.queue.perClass[i]
+		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost}
+		if it := c.queue.Oldest(i); it != nil {
+			views[i].Oldest = time.Duration(c.now() - it.Arrived)
+		}
+	}
+	return views
+}

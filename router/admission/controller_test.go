@@ -1,0 +1,234 @@
+package admission
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// gate is a Starter that starts as long as free places are left.
+type gate struct {
+	free    *atomic.Int64
+	verdict Verdict // while none is free
+	tries   int
+}
+
+func (g *gate) TryStart() Verdict {
+	g.tries++
+	if g.free.Add(-1) < 0 {
+		g.free.Add(1)
+		return g.verdict
+	}
+	return Started
+}
+
+// counts is an Observer.
+type counts struct {
+	mu       sync.Mutex
+	enqueued int
+	outcomes [numOutcomes]int
+}
+
+func (c *counts) Enqueued(class, tenant string) {
+	c.mu.Lock()
+	c.enqueued++
+	c.mu.Unlock()
+}
+
+func (c *counts) Dequeued(class, tenant string, o Outcome, waited, forecast time.Duration) {
+	c.mu.Lock()
+	c.outcomes[o]++
+	c.mu.Unlock()
+}
+
+func TestControllerDispatchesAsCapacityComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o counts
+		c := NewController(Settings{Classes: []Class{{Name: "high"}, {Name: "low"}}, Default: 1}, &o)
+		var free atomic.Int64
+		var mu sync.Mutex
+		var order []string
+		wait := func(name, class string, atMost time.Duration) *Waiter {
+			w := &Waiter{Class: class, Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m", Cost: 100}}
+			if b := c.Enqueue(w); b != WithinBounds {
+				t.Fatalf("Enqueue returned bound %d", b)
+			}
+			go func() {
+				out := c.Wait(w, atMost)
+				mu.Lock()
+				order = append(order, name+" "+out.String())
+				mu.Unlock()
+			}()
+			synctest.Wait()
+			return w
+		}
+		wait("low", "low", time.Minute)
+		wait("unknown", "removed", time.Minute)
+		gone := wait("gone", "high", time.Minute)
+		wait("brief", "high", 50*time.Millisecond)
+		wait("high", "high", time.Minute)
+		if c.Waiting() != 5 || c.IsIdle("m") || !c.IsIdle("n") || c.IsEmpty() {
+			t.Errorf("%d wait, lane m idle %v, lane n idle %v; want 5, false, true", c.Waiting(), c.IsIdle("m"), c.IsIdle("n"))
+		}
+		if v := c.Classes(); v[0].Requests != 3 || v[1].Requests != 2 || v[1].Tokens != 200 {
+			t.Errorf("classes %+v; want 3 requests of high and 2 of low with 200 tokens", v)
+		}
+		c.Cancel(gone, Gone)
+		c.Cancel(gone, Gone)
+		time.Sleep(100 * time.Millisecond)
+		if v := c.Classes(); v[1].Oldest != 100*time.Millisecond {
+			t.Errorf("the oldest of low has waited %v; want 100ms", v[1].Oldest)
+		}
+		for range 3 {
+			free.Add(1)
+			c.Wake()
+			synctest.Wait()
+		}
+		mu.Lock()
+		want := "[gone client_gone brief timeout high dispatched low dispatched unknown dispatched]"
+		if got := fmt.Sprint(order); got != want {
+			t.Errorf("ends of the waits: %s; want %s", got, want)
+		}
+		mu.Unlock()
+		if !c.IsEmpty() || o.enqueued != 5 || o.outcomes != [numOutcomes]int{Dispatched: 3, Gone: 1, Expired: 1} {
+			t.Errorf("%d wait, enqueued %d, outcomes %v", c.Waiting(), o.enqueued, o.outcomes)
+		}
+	}) // the dispatcher has ended, else synctest reports it
+}
+
+// A request that cannot start now does not hold up those behind it.
+func TestDeferredRequestsLetOthersPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+		var none, free atomic.Int64
+		stuck := &Waiter{Starter: &gate{free: &none, verdict: NotNow}, Item: Item{Lane: "m"}}
+		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+		c.Enqueue(stuck)
+		c.Enqueue(other)
+		free.Add(1)
+		if out := c.Wait(other, time.Second); out != Dispatched {
+			t.Errorf("the request behind one that cannot start ended %s; want dispatched", out)
+		}
+		if out := c.Wait(stuck, time.Second); out != Expired {
+			t.Errorf("the one that cannot start ended %s; want timeout", out)
+		}
+	})
+}
+
+// The forecast follows from the measured rate.
+func TestForecast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+		var free atomic.Int64
+		waiter := func() *Waiter {
+			return &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m", Cost: 100}}
+		}
+		var wg sync.WaitGroup
+		enqueue := func() {
+			w := waiter()
+			c.Enqueue(w)
+			wg.Go(func() { c.Wait(w, time.Hour) })
+		}
+		for range 100 {
+			enqueue()
+		}
+		if f := c.Forecast(waiter()); f >= 0 {
+			t.Errorf("the forecast without a rate is %v; want none", f)
+		}
+		for range 50 { // 1,000 tokens a second
+			time.Sleep(100 * time.Millisecond)
+			free.Add(1)
+			c.Wake()
+			enqueue()
+		}
+		f := c.Forecast(waiter()) // 100 requests are ahead
+		if f < 9*time.Second || f > 11*time.Second {
+			t.Errorf("the forecast is %v; want 10s", f)
+		}
+		free.Add(1000)
+		c.Wake()
+		wg.Wait()
+		if f := c.Forecast(waiter()); f != 0 {
+			t.Errorf("the forecast of an empty queue is %v; want 0", f)
+		}
+	})
+}
+
+func TestReloadWithWaitingRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{Name: "a"}, {Name: "b"}}}, new(counts))
+		var free atomic.Int64
+		var displaced, dispatched atomic.Int64
+		for i := range 10 {
+			w := &Waiter{Class: string("ab"[i%2]), Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+			c.Enqueue(w)
+			go func() {
+				switch c.Wait(w, time.Minute) {
+				case Displaced:
+					displaced.Add(1)
+				case Dispatched:
+					dispatched.Add(1)
+				}
+			}()
+		}
+		synctest.Wait()
+		c.Reload(Settings{Classes: []Class{{Name: "b"}, {Name: "c"}}, Default: 1, Limits: Limits{MaxRequests: 6}})
+		synctest.Wait()
+		if v := c.Classes(); v[0].Requests != 5 || v[1].Requests != 1 || displaced.Load() != 4 {
+			t.Errorf("classes %+v, %d displaced; want the 5 of b, 1 of a in c, and 4 displaced", v, displaced.Load())
+		}
+		free.Add(100)
+		c.Wake()
+		synctest.Wait()
+		if dispatched.Load() != 6 || !c.IsEmpty() {
+			t.Errorf("%d were dispatched, %d wait; want 6 and none", dispatched.Load(), c.Waiting())
+		}
+	})
+}
+
+// Arrivals, ends of work, disconnects and reloads at once: every wait ends once, and nothing is left.
+func TestControllerConcurrently(t *testing.T) {
+	var o counts
+	classes := []Class{{Name: "a", MinShare: 0.1}, {Name: "b", MinShare: 0.1}, {Name: "c", MinShare: 0.1}}
+	c := NewController(Settings{Classes: classes, Limits: Limits{MaxRequests: 200}}, &o)
+	var free atomic.Int64
+	free.Add(3)
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	const clients, requests = 64, 100
+	for i := range clients {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 7))
+			for range requests {
+				w := &Waiter{Class: string("abcd"[rng.IntN(4)]), Starter: &gate{free: &free, verdict: Verdict(1 + rng.IntN(2))},
+					Item: Item{Lane: string("xy"[rng.IntN(2)]), Tenant: string("pqr"[rng.IntN(3)]), Cost: rng.Int64N(100), Due: rng.Int64N(1e9), Firm: rng.IntN(2) == 0}}
+				if c.Enqueue(w) != WithinBounds {
+					refused.Add(1)
+					continue
+				}
+				if rng.IntN(8) == 0 {
+					wg.Go(func() { c.Cancel(w, Gone) })
+				}
+				if c.Wait(w, time.Duration(rng.IntN(20))*time.Millisecond) == Dispatched {
+					free.Add(1)
+					c.Wake()
+				}
+				if rng.IntN(200) == 0 {
+					c.Reload(Settings{Classes: classes[:1+rng.IntN(3)], Limits: Limits{MaxRequests: 10 + rng.IntN(100)}})
+				}
+			}
+		})
+	}
+	wg.Wait()
+	ended := 0
+	for _, n := range o.outcomes {
+		ended += n
+	}
+	if o.outcomes[Waiting] != 0 || ended != o.enqueued || ended+int(refused.Load()) != clients*requests || !c.IsEmpty() || c.queue.Len() != 0 || free.Load() != 3 {
+		t.Errorf("enqueued %d, ended %v, refused %d, %d wait, %d places free; want all of %d to end once and 3 places", o.enqueued, o.outcomes, refused.Load(), c.Waiting(), free.Load(), clients*requests)
+	}
+}

@@ -1,0 +1,375 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+)
+
+// model is the Queue's order written plainly: one list, searched from end to end. It decides which
+// class goes first, which request of a tenant goes first, and what is in the queue. Of the turns of
+// tenants it checks that they are fair.
+type model struct {
+	t        testing.TB
+	classes  []Class
+	items    []*Item // in the order of arrival
+	late     map[*Item]int
+	lateness int
+	deferred map[*Item]bool
+	credit   map[string][]float64 // by lane
+	// served is what each tenant of a lane and class was given, by weight, since it and its rivals
+	// all have had requests without a break.
+	served map[string]map[string]float64
+	// spread is the largest fair difference in served.
+	spread map[string]float64
+}
+
+func newModel(t testing.TB, classes []Class) *model {
+	return &model{t: t, classes: classes, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}}
+}
+
+func (m *model) creditOf(lane string) []float64 {
+	if m.credit[lane] == nil {
+		m.credit[lane] = make([]float64, len(m.classes))
+	}
+	return m.credit[lane]
+}
+
+func (m *model) count(is func(*Item) bool) (n int) {
+	for _, it := range m.items {
+		if is(it) {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) ready(lane string, class int) bool {
+	return m.count(func(it *Item) bool { return it.Lane == lane && it.Class == class && !m.deferred[it] }) > 0
+}
+
+// class returns the class that goes first, -1 if nothing can.
+func (m *model) class(lane string) int {
+	for i := len(m.classes) - 1; i >= 0; i-- {
+		if m.classes[i].MinShare > 0 && m.creditOf(lane)[i] > 0 && m.ready(lane, i) {
+			return i
+		}
+	}
+	for i := range m.classes {
+		if m.ready(lane, i) {
+			return i
+		}
+	}
+	return -1
+}
+
+// head returns the request of a tenant that goes first.
+func (m *model) head(lane string, class int, tenant string, now int64) (head *Item) {
+	for _, it := range m.items {
+		if it.Lane != lane || it.Class != class || it.Tenant != tenant || m.deferred[it] {
+			continue
+		}
+		if head == nil || m.less(it, head, now) {
+			head = it
+		}
+	}
+	return head
+}
+
+func (m *model) isLate(it *Item, now int64) bool { return m.late[it] > 0 || it.Firm && it.Due < now }
+
+func (m *model) less(a, b *Item, now int64) bool {
+	x, y := m.isLate(a, now), m.isLate(b, now)
+	switch {
+	case x != y:
+		return y
+	case !x:
+		return a.Due < b.Due || a.Due == b.Due && a.seq < b.seq
+	case m.late[a] > 0 && m.late[b] > 0:
+		return m.late[a] < m.late[b]
+	case m.late[a] > 0 || m.late[b] > 0:
+		return m.late[a] > 0
+	}
+	return a.Due < b.Due || a.Due == b.Due && a.seq < b.seq // they become late in this order
+}
+
+// next checks what the Queue returned.
+func (m *model) next(q *Queue, lane string, now int64) *Item {
+	got := q.Next(lane, now)
+	class := m.class(lane)
+	if class < 0 {
+		if got != nil {
+			m.t.Fatalf("lane %s: Next returned a request; want none, nothing is ready", lane)
+		}
+		return nil
+	}
+	if got == nil || got.Class != class {
+		m.t.Fatalf("lane %s: Next returned %s; want one of class %d", lane, show(got), class)
+	}
+	if want := m.head(lane, class, got.Tenant, now); want != got {
+		m.t.Fatalf("lane %s: Next returned %s; want %s of this tenant", lane, show(got), show(want))
+	}
+	// What the Queue found late stays late, in this order.
+	for it := got.tenant.late; it != nil; it = it.next {
+		if m.late[it] == 0 {
+			if !m.isLate(it, now) {
+				m.t.Fatalf("lane %s: %s is late at %d; want it on time", lane, show(it), now)
+			}
+			m.lateness++
+			m.late[it] = m.lateness
+		}
+	}
+	return got
+}
+
+func (m *model) take(it *Item) {
+	credit, higher := m.creditOf(it.Lane), false
+	for i, class := range m.classes {
+		if class.MinShare > 0 && m.ready(it.Lane, i) && (i != it.Class || higher) {
+			credit[i] += class.MinShare * float64(it.Cost)
+			if i == it.Class {
+				credit[i] -= float64(it.Cost)
+			}
+		}
+		higher = higher || m.ready(it.Lane, i)
+	}
+	m.account(it)
+	m.remove(it)
+}
+
+// account checks that the tenants which have had requests since the last change of their set were given
+// equal parts, by weight.
+func (m *model) account(it *Item) {
+	key := fmt.Sprint(it.Lane, it.Class)
+	served := m.served[key]
+	if served == nil {
+		served = map[string]float64{}
+		m.served[key] = served
+	}
+	served[it.Tenant] += float64(it.Cost) / float64(it.Weight)
+	least, most := math.Inf(1), 0.0
+	for _, other := range m.items {
+		if other.Lane == it.Lane && other.Class == it.Class {
+			least, most = min(least, served[other.Tenant]), max(most, served[other.Tenant])
+		}
+	}
+	// A tenant may be a turn and a request ahead, and another a turn and a request behind.
+	if bound := 4 * m.spread[key]; most-least > bound {
+		m.t.Fatalf("lane %s, class %d: one tenant was given %.0f tokens by weight, another that waited as long %.0f; want at most %.0f apart", it.Lane, it.Class, most, least, bound)
+	}
+}
+
+// changed starts the accounts of a lane and class again: a tenant came or went, or was deferred.
+func (m *model) changed(it *Item) { m.served[fmt.Sprint(it.Lane, it.Class)] = nil }
+
+func (m *model) push(it *Item) {
+	key := fmt.Sprint(it.Lane, it.Class)
+	m.spread[key] = max(m.spread[key], float64(it.Cost))
+	if m.head(it.Lane, it.Class, it.Tenant, 0) == nil {
+		m.changed(it)
+	}
+	m.items = append(m.items, it)
+}
+
+func (m *model) remove(it *Item) {
+	for i := range m.items {
+		if m.items[i] == it {
+			m.items = append(m.items[:i:i], m.items[i+1:]...)
+			break
+		}
+	}
+	delete(m.late, it)
+	delete(m.deferred, it)
+	lane, class, tenant := it.Lane, it.Class, it.Tenant
+	if m.count(func(o *Item) bool { return o.Lane == lane && o.Class == class && o.Tenant == tenant }) == 0 {
+		m.changed(it)
+	}
+	if m.count(func(o *Item) bool { return o.Lane == lane && o.Class == class }) == 0 {
+		m.creditOf(lane)[class] = 0
+	}
+}
+
+func show(it *Item) string {
+	if it == nil {
+		return "nothing"
+	}
+	return fmt.Sprintf("request %d (lane %s, class %d, tenant %s, due %d)", it.seq, it.Lane, it.Class, it.Tenant, it.Due)
+}
+
+// check compares the contents and the counts.
+func (m *model) check(q *Queue) {
+	var bytes int64
+	perClass := make([]usage, len(m.classes))
+	lanes := map[string]bool{}
+	for _, it := range m.items {
+		if !it.IsQueued() {
+			m.t.Fatalf("%s is not in the queue", show(it))
+		}
+		bytes += it.Bytes
+		perClass[it.Class].add(it)
+		lanes[it.Lane] = true
+	}
+	if q.Len() != len(m.items) || q.Bytes() != bytes || len(q.lanes) != len(lanes) {
+		m.t.Fatalf("%d requests, %d bytes, %d lanes; want %d, %d, %d", q.Len(), q.Bytes(), len(q.lanes), len(m.items), bytes, len(lanes))
+	}
+	oldest := make([]*Item, len(m.classes))
+	for _, it := range m.items {
+		if oldest[it.Class] == nil {
+			oldest[it.Class] = it
+		}
+	}
+	for i, want := range perClass {
+		if q.Oldest(i) != oldest[i] {
+			m.t.Fatalf("class %d: the oldest is %s; want %s", i, show(q.Oldest(i)), show(oldest[i]))
+		}
+		if q.perClass[i] != want {
+			m.t.Fatalf("class %d: %+v; want %+v", i, q.perClass[i], want)
+		}
+	}
+}
+
+// history runs one random history of up to steps operations.
+func history(t testing.TB, rng *rand.Rand, steps int) {
+	classes := make([]Class, 1+rng.IntN(3))
+	for i := range classes {
+		classes[i].Name = fmt.Sprint(i)
+		if rng.IntN(2) == 0 {
+			classes[i].MinShare = float64(rng.IntN(4)) / 10
+		}
+		if rng.IntN(4) == 0 {
+			classes[i].MaxRequests = 1 + rng.IntN(10)
+		}
+		if rng.IntN(4) == 0 {
+			classes[i].MaxBytes = int64(1 + rng.IntN(100))
+		}
+	}
+	limits := Limits{MaxTenants: 3 + rng.IntN(3)} // the tenants are 3: overflow has its own test
+	if rng.IntN(2) == 0 {
+		limits.MaxRequests = 1 + rng.IntN(20)
+	}
+	if rng.IntN(4) == 0 {
+		limits.MaxBytes = int64(1 + rng.IntN(200))
+	}
+	q, m := NewQueue(classes, limits), newModel(t, classes)
+	weights := map[string]int{"a": 1, "b": 1 + rng.IntN(4), "c": 1}
+	now := int64(0)
+	lanes := []string{"x", "y"}[:1+rng.IntN(2)]
+	var displaced []*Item
+	for range steps {
+		now += int64(rng.IntN(3))
+		lane := lanes[rng.IntN(len(lanes))]
+		switch op := rng.IntN(10); {
+		case op < 5:
+			tenant := string("abc"[rng.IntN(3)])
+			it := &Item{Lane: lane, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
+			if rng.IntN(8) == 0 {
+				it.Cost *= 20
+			}
+			var bound Bound
+			before := len(m.items)
+			displaced, bound = q.Push(it, displaced[:0])
+			for _, d := range displaced {
+				if d.IsQueued() || d.Class < it.Class || d.Class == it.Class && d.Tenant == it.Tenant {
+					t.Fatalf("%s displaced %s", show(it), show(d))
+				}
+				m.remove(d)
+			}
+			if bound == WithinBounds {
+				m.push(it)
+			} else if it.IsQueued() || len(m.items) != before {
+				t.Fatalf("%s was refused, but the queue changed", show(it))
+			}
+			if n := classes[it.Class].MaxRequests; n > 0 && q.perClass[it.Class].requests > n || limits.MaxRequests > 0 && q.Len() > limits.MaxRequests ||
+				limits.MaxBytes > 0 && q.Bytes() > limits.MaxBytes {
+				t.Fatalf("a bound is exceeded: %d requests, %d bytes", q.Len(), q.Bytes())
+			}
+		case op < 8:
+			if it := m.next(q, lane, now); it != nil {
+				if again := q.Next(lane, now); again != it {
+					t.Fatalf("Next returned %s, then %s", show(it), show(again))
+				}
+				q.Take(it)
+				m.take(it)
+			}
+		case op < 9:
+			if len(m.items) > 0 {
+				it := m.items[rng.IntN(len(m.items))]
+				q.Remove(it)
+				q.Remove(it)
+				m.remove(it)
+			}
+		default: // a round in which some cannot start
+			for range 1 + rng.IntN(4) {
+				it := m.next(q, lane, now)
+				if it == nil {
+					break
+				}
+				if rng.IntN(3) == 0 {
+					q.Take(it)
+					m.take(it)
+					continue
+				}
+				q.Defer(it)
+				m.deferred[it] = true
+				m.changed(it)
+				if rng.IntN(4) == 0 {
+					q.Remove(it)
+					m.remove(it)
+				}
+			}
+			q.EndRound()
+			for it := range m.deferred {
+				m.changed(it)
+			}
+			clear(m.deferred)
+		}
+		m.check(q)
+	}
+	// Nothing is starved: what is left is dispatched, each once.
+	if rng.IntN(2) == 0 {
+		if all := q.Drain(); len(all) != len(m.items) {
+			t.Fatalf("Drain returned %d requests; want %d", len(all), len(m.items))
+		} else {
+			for i := range all {
+				if all[i] != m.items[i] || all[i].IsQueued() {
+					t.Fatalf("Drain returned %s at place %d; want %s", show(all[i]), i, show(m.items[i]))
+				}
+			}
+		}
+		return
+	}
+	for _, lane := range lanes {
+		for it := m.next(q, lane, now); it != nil; it = m.next(q, lane, now) {
+			q.Take(it)
+			m.take(it)
+		}
+	}
+	if m.check(q); q.Len() != 0 {
+		t.Fatalf("%d requests are left", q.Len())
+	}
+}
+
+// TestQueueAgainstModel compares the Queue with a plain model over random histories: 10^6 with
+// SLUICE_SOAK=1.
+func TestQueueAgainstModel(t *testing.T) {
+	n := 5_000
+	switch {
+	case os.Getenv("SLUICE_SOAK") != "":
+		n = 1_000_000
+	case testing.Short():
+		n = 500
+	}
+	for i := range n {
+		rng := rand.New(rand.NewPCG(uint64(i), 1))
+		func() {
+			defer func() {
+				if t.Failed() {
+					t.Logf("history %d", i)
+				}
+			}()
+			history(t, rng, 10+rng.IntN(60))
+		}()
+	}
+}

@@ -1,0 +1,424 @@
+package admission
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Class configures one priority class. Zero bounds mean that only those of the Queue apply.
+type Class struct {
+	Name string
+	// MinShare is the fraction of dispatched tokens that the class gets at least while it has waiting
+	// requests, 0…0.9; the shares of all classes are at most 0.9 together.
+	MinShare float64
+	// MaxRequests and MaxBytes bound the waiting requests of the class and their bodies.
+	MaxRequests int
+	MaxBytes    int64
+}
+
+// Limits bound a Queue.
+type Limits struct {
+	MaxRequests int
+	MaxBytes    int64
+	// MaxTenants bounds the tenants of a class in a lane that have a turn of their own; the others
+	// share the turn of the tenant Overflow.
+	MaxTenants int
+}
+
+// Overflow is the tenant of requests whose own tenant exceeds Limits.MaxTenants.
+const Overflow = "other"
+
+// Item is one waiting request. The caller sets the exported fields before Push and leaves them alone
+// until the Item has left the Queue. Its zero value besides these is ready for use.
+type Item struct {
+	Lane   string
+	Class  int // index of the class
+	Tenant string
+	Weight int   // of the tenant; below 1: 1. The last Item of a tenant decides.
+	Cost   int64 // tokens to compute, at least 1
+	Bytes  int64
+	// Due orders the requests of a tenant: the latest start, in ns of the caller's clock, by which
+	// the target of the request is met. If Firm, the request is late when Due has passed, and goes
+	// behind those that are not.
+	Due  int64
+	Firm bool
+	// Arrived is when the request began to wait, by the same clock.
+	Arrived int64
+	// Waiter is the caller's.
+	Waiter *Waiter
+
+	lane     *lane
+	tenant   *tenant
+	seq      uint64 // order of arrival
+	lateSeq  uint64 // order in which the lane's requests became late; 0: it is not late
+	index    int    // in the tenant's heap
+	state    itemState
+	deferred bool
+	prev     *Item // of the tenant's late requests
+	next     *Item
+	older    *Item // of the class, in all lanes
+	newer    *Item
+}
+
+type itemState uint8
+
+const (
+	idle   itemState = iota // not in a Queue
+	onTime                  // in the tenant's heap
+	late                    // in the tenant's list of late requests
+)
+
+// IsQueued reports whether the Item is in a Queue.
+func (it *Item) IsQueued() bool { return it.state != idle || it.deferred }
+
+// usage counts waiting requests.
+type usage struct {
+	requests int
+	bytes    int64
+	cost     int64
+}
+
+func (u *usage) add(it *Item) {
+	u.requests++
+	u.bytes += it.Bytes
+	u.cost += it.Cost
+}
+
+func (u *usage) remove(it *Item) {
+	u.requests--
+	u.bytes -= it.Bytes
+	u.cost -= it.Cost
+}
+
+// Queue holds waiting requests. It is not safe for concurrent use.
+type Queue struct {
+	classes  []Class
+	limits   Limits
+	lanes    map[string]*lane
+	total    usage
+	perClass []usage
+	ages     []ageList // by class
+	seq      uint64
+	deferred []*Item
+}
+
+// NewQueue returns an empty Queue. classes are in order, the highest first, and there is at least one.
+func NewQueue(classes []Class, limits Limits) *Queue {
+	return &Queue{classes: slices.Clone(classes), limits: limits, lanes: map[string]*lane{}, perClass: make([]usage, len(classes)), ages: make([]ageList, len(classes))}
+}
+
+// ageList has the requests of a class in the order of arrival.
+type ageList struct{ oldest, newest *Item }
+
+func (l *ageList) insert(it *Item) {
+	after := l.newest
+	for after != nil && after.seq > it.seq {
+		after = after.older
+	}
+	it.older = after
+	if after == nil {
+		it.newer, l.oldest = l.oldest, it
+	} else {
+		it.newer, after.newer = after.newer, it
+	}
+	if it.newer == nil {
+		l.newest = it
+	} else {
+		it.newer.older = it
+	}
+}
+
+func (l *ageList) remove(it *Item) {
+	if it.older == nil {
+		l.oldest = it.newer
+	} else {
+		it.older.newer = it.newer
+	}
+	if it.newer == nil {
+		l.newest = it.older
+	} else {
+		it.newer.older = it.older
+	}
+	it.older, it.newer = nil, nil
+}
+
+// Oldest returns the request of a class that arrived first, nil if none waits.
+func (q *Queue) Oldest(class int) *Item { return q.ages[class].oldest }
+
+// Len returns the number of waiting requests.
+func (q *Queue) Len() int { return q.total.requests }
+
+// Bytes returns the sum of the Bytes of waiting requests.
+func (q *Queue) Bytes() int64 { return q.total.bytes }
+
+// ClassUsage returns how many requests of a class wait, and their bytes and tokens.
+func (q *Queue) ClassUsage(class int) (requests int, bytes, cost int64) {
+	u := q.perClass[class]
+	return u.requests, u.bytes, u.cost
+}
+
+// Bound says which bound a request would exceed.
+type Bound uint8
+
+// The bounds.
+const (
+	WithinBounds  Bound = iota
+	ClassRequests       // Class.MaxRequests
+	ClassBytes          // Class.MaxBytes
+	AllRequests         // Limits.MaxRequests
+	AllBytes            // Limits.MaxBytes
+)
+
+// exceeded returns the bound that u and one more request exceed.
+func exceeded(u *usage, it *Item, requests int, bytes int64, byRequests, byBytes Bound) Bound {
+	switch {
+	case requests > 0 && u.requests >= requests:
+		return byRequests
+	case bytes > 0 && u.bytes+it.Bytes > bytes:
+		return byBytes
+	}
+	return WithinBounds
+}
+
+func (q *Queue) exceeded(it *Item) Bound {
+	class := &q.classes[it.Class]
+	if b := exceeded(&q.perClass[it.Class], it, class.MaxRequests, class.MaxBytes, ClassRequests, ClassBytes); b != WithinBounds {
+		return b
+	}
+	return exceeded(&q.total, it, q.limits.MaxRequests, q.limits.MaxBytes, AllRequests, AllBytes)
+}
+
+// Push adds a request. If a bound is reached, requests that have a smaller claim leave the queue, and
+// are appended to displaced: those of lower classes, and then those of tenants of the same class and
+// lane that have more waiting than the request's own. If none has, bound says why the request was not
+// added; then nothing is displaced.
+func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
+	it.Cost, it.Weight = max(it.Cost, 1), max(it.Weight, 1)
+	before := len(displaced)
+	for bound = q.exceeded(it); bound != WithinBounds; bound = q.exceeded(it) {
+		victim := q.victim(it, bound)
+		if victim == nil || len(displaced)-before >= maxDisplaced {
+			for _, d := range displaced[before:] {
+				q.restore(d)
+			}
+			return displaced[:before], bound
+		}
+		q.withdraw(victim)
+		displaced = append(displaced, victim)
+	}
+	for _, d := range displaced[before:] {
+		q.settle(d)
+	}
+	q.seq++
+	it.seq = q.seq
+	q.insert(it)
+	return displaced, WithinBounds
+}
+
+// maxDisplaced bounds how many requests one request may displace.
+const maxDisplaced = 16
+
+// insert puts an Item with a sequence number into its lane.
+func (q *Queue) insert(it *Item) {
+	l := q.lanes[it.Lane]
+	if l == nil {
+		l = newLane(it.Lane, len(q.classes))
+		q.lanes[it.Lane] = l
+	}
+	l.insert(it, q.limits.MaxTenants)
+	q.total.add(it)
+	q.perClass[it.Class].add(it)
+	q.ages[it.Class].insert(it)
+}
+
+// Remove takes a request out of the Queue without dispatching it. It does nothing if the request is
+// not in it.
+func (q *Queue) Remove(it *Item) {
+	if it.IsQueued() {
+		q.withdraw(it)
+		q.settle(it)
+	}
+}
+
+// withdraw takes a request out of its tenant and out of all counts. settle or restore follows.
+func (q *Queue) withdraw(it *Item) {
+	if it.deferred {
+		it.deferred = false // EndRound drops it from the list
+	} else {
+		it.tenant.unlink(it)
+	}
+	q.total.remove(it)
+	q.perClass[it.Class].remove(it)
+	it.lane.usage.remove(it)
+	it.lane.classes[it.Class].withdraw(it)
+}
+
+// restore puts a withdrawn request back as if nothing had happened.
+func (q *Queue) restore(it *Item) {
+	q.total.add(it)
+	q.perClass[it.Class].add(it)
+	it.lane.usage.add(it)
+	it.lane.classes[it.Class].restore(it)
+}
+
+// settle ends the removal of a withdrawn request: what has no request any more is forgotten.
+func (q *Queue) settle(it *Item) {
+	l, t := it.lane, it.tenant
+	q.ages[it.Class].remove(it)
+	l.classes[it.Class].settle(t)
+	it.lane, it.tenant = nil, nil
+	if l.usage.requests == 0 {
+		delete(q.lanes, l.name)
+	}
+}
+
+// Next returns the request of a lane that is to be dispatched next, nil if none waits or all are
+// deferred. now decides which requests are late. Until the Queue changes, it returns the same request
+// again.
+func (q *Queue) Next(name string, now int64) *Item {
+	l := q.lanes[name]
+	if l == nil {
+		return nil
+	}
+	return l.next(q.classes, now)
+}
+
+// Take removes a request that Next returned because it was dispatched, and charges its tenant and its
+// class.
+func (q *Queue) Take(it *Item) {
+	it.lane.charge(q.classes, it)
+	it.tenant.deficit -= it.Cost
+	q.withdraw(it)
+	q.settle(it)
+}
+
+// Defer sets a request that Next returned aside until EndRound, because it cannot start now although
+// others of its lane may. It keeps its place.
+func (q *Queue) Defer(it *Item) {
+	it.tenant.unlink(it)
+	it.state, it.deferred = idle, true
+	it.lane.classes[it.Class].updateReady(it.tenant)
+	q.deferred = append(q.deferred, it)
+}
+
+// EndRound puts deferred requests back.
+func (q *Queue) EndRound() {
+	for i, it := range q.deferred {
+		if it.deferred {
+			it.deferred = false
+			it.tenant.link(it)
+			it.lane.classes[it.Class].updateReady(it.tenant)
+		}
+		q.deferred[i] = nil
+	}
+	q.deferred = q.deferred[:0]
+}
+
+// victim returns a request with a smaller claim than it, whose removal helps against bound; nil if
+// there is none.
+func (q *Queue) victim(it *Item, bound Bound) *Item {
+	if bound == AllRequests || bound == AllBytes {
+		for class := len(q.classes) - 1; class > it.Class; class-- {
+			if q.perClass[class].requests == 0 {
+				continue
+			}
+			if t := q.longest(class, it.Lane); t != nil {
+				return t.worst()
+			}
+		}
+	}
+	own := int64(0)
+	l := q.lanes[it.Lane]
+	if l == nil {
+		return nil
+	}
+	k := &l.classes[it.Class]
+	if t := k.tenants[it.Tenant]; t != nil {
+		own = t.usage.cost
+	}
+	t := k.longest()
+	if t == nil || t.name == it.Tenant || t.usage.cost/int64(t.weight) <= (own+it.Cost)/int64(it.Weight) {
+		return nil
+	}
+	if v := t.worst(); v != nil && t.usage.cost-v.Cost >= own+it.Cost {
+		return v
+	}
+	return nil
+}
+
+// longest returns the tenant of a class with the most waiting tokens: of the preferred lane, else of any.
+func (q *Queue) longest(class int, preferred string) *tenant {
+	if l := q.lanes[preferred]; l != nil && l.classes[class].usage.requests > 0 {
+		if t := l.classes[class].longest(); t != nil {
+			return t
+		}
+	}
+	var best *tenant
+	for _, l := range q.lanes {
+		if t := l.classes[class].longest(); t != nil && (best == nil || t.usage.cost > best.usage.cost || t.usage.cost == best.usage.cost && l.name < best.laneName) {
+			best = t
+		}
+	}
+	return best
+}
+
+// Lanes returns the names of the lanes that have waiting requests, sorted.
+func (q *Queue) Lanes(into []string) []string {
+	into = into[:0]
+	for name := range q.lanes {
+		into = append(into, name)
+	}
+	slices.Sort(into)
+	return into
+}
+
+// Drain removes all requests and returns them in the order of arrival.
+func (q *Queue) Drain() []*Item {
+	q.EndRound()
+	var all []*Item
+	for _, l := range q.lanes {
+		for i := range l.classes {
+			for _, t := range l.classes[i].tenants {
+				all = append(all, t.heap...)
+				for it := t.late; it != nil; it = it.next {
+					all = append(all, it)
+				}
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *Item) int { return cmp.Compare(a.seq, b.seq) })
+	for _, it := range all {
+		q.Remove(it)
+	}
+	return all
+}
+
+// Ahead estimates how many tokens are dispatched before a request that would be pushed now: all of
+// the higher classes, its own tenant's, and the turns that other tenants of its class have meanwhile.
+func (q *Queue) Ahead(it *Item) int64 {
+	l := q.lanes[it.Lane]
+	if l == nil {
+		return 0
+	}
+	tokens, lower := int64(0), 0.0
+	for i := range l.classes {
+		switch {
+		case i < it.Class:
+			tokens += l.classes[i].usage.cost
+		case i > it.Class && l.classes[i].usage.requests > 0:
+			lower += q.classes[i].MinShare
+		}
+	}
+	k := &l.classes[it.Class]
+	own, weight := int64(0), int64(max(it.Weight, 1))
+	if t := k.tenants[it.Tenant]; t != nil {
+		own = t.usage.cost
+		weight = int64(t.weight)
+	}
+	others := k.usage.cost - own
+	if weights := k.weights - weight; others > 0 && weights > 0 {
+		others = min(others, (own+max(it.Cost, 1))*weights/weight)
+	}
+	tokens += own + max(others, 0)
+	return int64(float64(tokens) / (1 - min(lower, 0.9)))
+}

@@ -1,0 +1,241 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+)
+
+// push adds a request and fails the test if a bound is reached.
+func push(t testing.TB, q *Queue, it *Item) *Item {
+	t.Helper()
+	if displaced, bound := q.Push(it, nil); bound != WithinBounds || len(displaced) > 0 {
+		t.Fatalf("Push displaced %d requests and returned bound %d; want neither", len(displaced), bound)
+	}
+	return it
+}
+
+// serve dispatches from a lane, and calls refill after each request, until it has dispatched that many tokens. It returns
+// the tokens by tenant and by class.
+func serve(q *Queue, tokens int64, refill func(it *Item)) (tenants map[string]int64, classes map[int]int64) {
+	tenants, classes = map[string]int64{}, map[int]int64{}
+	for tokens > 0 {
+		it := q.Next("m", 0)
+		q.Take(it)
+		tenants[it.Tenant] += it.Cost
+		classes[it.Class] += it.Cost
+		tokens -= it.Cost
+		refill(it)
+	}
+	return tenants, classes
+}
+
+// Backlogged tenants are given tokens by their weights, whatever the size and the number of their
+// requests.
+func TestTenantsByWeight(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	q := NewQueue(make([]Class, 1), Limits{})
+	weights := map[string]int{"small": 1, "large": 1, "many": 1, "heavy": 3}
+	costs := map[string]int64{"small": 100, "large": 9000, "many": 500, "heavy": 800}
+	add := func(tenant string) {
+		push(t, q, &Item{Lane: "m", Tenant: tenant, Weight: weights[tenant], Cost: costs[tenant]/2 + rng.Int64N(costs[tenant])})
+	}
+	for tenant := range weights {
+		for range 20 {
+			add(tenant)
+		}
+	}
+	for range 1000 {
+		add("many")
+	}
+	const tokens = 6_000_000
+	got, _ := serve(q, tokens, func(it *Item) { add(it.Tenant) })
+	var sum, squares float64
+	for tenant, weight := range weights {
+		want := tokens / 6 * float64(weight)
+		if math.Abs(float64(got[tenant])-want) > 0.02*want {
+			t.Errorf("%s was given %d tokens; want %.0f", tenant, got[tenant], want)
+		}
+		x := float64(got[tenant]) / float64(weight)
+		sum, squares = sum+x, squares+x*x
+	}
+	if jain := sum * sum / 4 / squares; jain < 0.98 {
+		t.Errorf("Jain's index is %.4f; want at least 0.98", jain)
+	}
+}
+
+// A tenant with one large request at a time gains nothing by having none in between.
+func TestDebtOutlivesRequests(t *testing.T) {
+	q := NewQueue(make([]Class, 1), Limits{})
+	for range 50 {
+		push(t, q, &Item{Lane: "m", Tenant: "steady", Cost: 100})
+	}
+	push(t, q, &Item{Lane: "m", Tenant: "large", Cost: 10_000})
+	got, _ := serve(q, 1_000_000, func(it *Item) {
+		push(t, q, &Item{Lane: "m", Tenant: it.Tenant, Cost: it.Cost})
+	})
+	if share := float64(got["large"]) / 1_000_000; share < 0.45 || share > 0.55 {
+		t.Errorf("the tenant with one request at a time was given %.0f %% of the tokens; want half", 100*share)
+	}
+}
+
+// The highest class goes first, and a lower one with a minimum share is given that share.
+func TestMinimumShare(t *testing.T) {
+	q := NewQueue([]Class{{Name: "high"}, {Name: "middle"}, {Name: "low", MinShare: 0.1}}, Limits{})
+	add := func(class int) { push(t, q, &Item{Lane: "m", Class: class, Cost: int64(100 * (1 + class))}) }
+	for class := range 3 {
+		for range 5 {
+			add(class)
+		}
+	}
+	const tokens = 1_000_000
+	_, got := serve(q, tokens, func(it *Item) { add(it.Class) })
+	if low := float64(got[2]) / tokens; math.Abs(low-0.1) > 0.002 {
+		t.Errorf("the class with a share of 10 %% was given %.2f %%", 100*low)
+	}
+	if got[1] != 0 {
+		t.Errorf("a class without a share was given %d tokens while a higher one waited", got[1])
+	}
+	// Requests that it was given while no other class waited are not charged.
+	for it := q.Next("m", 0); it != nil; it = q.Next("m", 0) {
+		q.Take(it)
+	}
+	for range 5000 {
+		add(2)
+		q.Take(q.Next("m", 0))
+	}
+	for range 5 {
+		add(0)
+		add(2)
+	}
+	_, got = serve(q, 10_000, func(it *Item) { add(it.Class) })
+	if got[2] < 700 {
+		t.Errorf("after it was alone, the class was given %d of 10,000 tokens; want about 1,000", got[2])
+	}
+}
+
+// A request that can still start in time goes before those that cannot, and those keep their order.
+func TestLateRequestsGoBehind(t *testing.T) {
+	q := NewQueue(make([]Class, 1), Limits{})
+	var got []int64
+	for _, due := range []int64{50, 10, 90, 20, 70} {
+		push(t, q, &Item{Lane: "m", Due: due, Firm: true, Bytes: due})
+	}
+	push(t, q, &Item{Lane: "m", Due: 15, Bytes: 15}) // has no target: it is never late
+	for now := int64(40); q.Len() > 0; now++ {
+		it := q.Next("m", now)
+		got = append(got, it.Bytes)
+		q.Take(it)
+	}
+	if want := []int64{15, 50, 70, 90, 10, 20}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("dispatched in the order of due times %v; want %v", got, want)
+	}
+}
+
+func TestTenantTableIsBounded(t *testing.T) {
+	q := NewQueue(make([]Class, 1), Limits{MaxTenants: 10})
+	for i := range 1000 {
+		push(t, q, &Item{Lane: "m", Tenant: fmt.Sprint("t", i), Cost: 10})
+	}
+	if n := len(q.lanes["m"].classes[0].tenants); n != 11 {
+		t.Errorf("1,000 tenants have %d turns; want 10 and one for the others", n)
+	}
+	got, _ := serve(q, 110, func(it *Item) {})
+	for i := range 10 {
+		if name := fmt.Sprint("t", i); got[name] != 10 {
+			t.Errorf("%s was given %d of the first 110 tokens; want 10", name, got[name])
+		}
+	}
+}
+
+// A full queue makes space for a higher class, and within a class for a tenant with less waiting.
+func TestDisplacement(t *testing.T) {
+	q := NewQueue(make([]Class, 2), Limits{MaxRequests: 10})
+	for i := range 10 {
+		push(t, q, &Item{Lane: "m", Class: 1, Tenant: "flood", Cost: 100, Due: int64(i)})
+	}
+	for _, c := range []struct {
+		it      Item
+		bound   Bound
+		leaving int64 // Due of the displaced request, -1: none
+	}{
+		{Item{Lane: "m", Class: 1, Tenant: "flood", Cost: 100}, AllRequests, -1},
+		{Item{Lane: "m", Class: 1, Tenant: "other", Cost: 100}, WithinBounds, 9},
+		{Item{Lane: "m", Class: 0, Tenant: "any", Cost: 100}, WithinBounds, 8},
+		{Item{Lane: "elsewhere", Class: 0, Cost: 1}, WithinBounds, 7},
+		{Item{Lane: "elsewhere", Class: 1, Cost: 1}, AllRequests, -1},
+	} {
+		it := c.it
+		displaced, bound := q.Push(&it, nil)
+		if bound != c.bound || (c.leaving >= 0) != (len(displaced) == 1) || len(displaced) == 1 && displaced[0].Due != c.leaving {
+			t.Errorf("%+v: bound %d, displaced %d; want bound %d, the request due at %d", c.it, bound, len(displaced), c.bound, c.leaving)
+		}
+		if q.Len() != 10 {
+			t.Errorf("%d requests; want 10", q.Len())
+		}
+	}
+}
+
+// The estimate of what goes before a request is what goes before it, if nothing else arrives.
+func TestAhead(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		q := NewQueue([]Class{{}, {}}, Limits{})
+		for range 300 {
+			push(t, q, &Item{Lane: "m", Class: rng.IntN(2), Tenant: string("abcd"[rng.IntN(4)]), Cost: 80 + rng.Int64N(40)})
+		}
+		it := &Item{Lane: "m", Class: rng.IntN(2), Tenant: string("abcde"[rng.IntN(5)]), Cost: 100}
+		it.Due = math.MaxInt64 // behind its tenant's others
+		estimate := q.Ahead(it)
+		push(t, q, it)
+		actual := int64(0)
+		for next := q.Next("m", 0); next != it; next = q.Next("m", 0) {
+			q.Take(next)
+			actual += next.Cost
+		}
+		if d := estimate - actual; d > 1500 || d < -1500 {
+			t.Fatalf("class %d, tenant %s: %d tokens were expected ahead; there were %d", it.Class, it.Tenant, estimate, actual)
+		}
+	}
+}
+
+// TestItemSize bounds the memory of a waiting request: its Item, its places in the heap and the tables.
+func TestItemSize(t *testing.T) {
+	if n := unsafe.Sizeof(Item{}); n > 256 {
+		t.Errorf("an Item has %d bytes; want at most 256", n)
+	}
+}
+
+// BenchmarkQueue enqueues and dispatches one request while 50,000 wait, of 3 classes and 1,000 tenants.
+func BenchmarkQueue(b *testing.B) {
+	const waiting = 50_000
+	rng := rand.New(rand.NewPCG(5, 6))
+	q := NewQueue([]Class{{MinShare: 0.1}, {MinShare: 0.1}, {MinShare: 0.1}}, Limits{MaxRequests: waiting + 1, MaxTenants: 1024})
+	tenants := make([]string, 1000)
+	for i := range tenants {
+		tenants[i] = fmt.Sprint("tenant-", i)
+	}
+	items := make([]Item, waiting)
+	free := make([]*Item, 0, waiting)
+	set := func(it *Item, now int64) {
+		*it = Item{Lane: "m", Class: rng.IntN(3), Tenant: tenants[rng.IntN(len(tenants))], Cost: 100 + rng.Int64N(4000), Due: now + rng.Int64N(1_000_000), Firm: true}
+	}
+	for i := range items {
+		set(&items[i], 0)
+		push(b, q, &items[i])
+	}
+	b.ReportAllocs()
+	var displaced []*Item
+	now := int64(0)
+	for b.Loop() {
+		now += 10
+		it := q.Next("m", now)
+		q.Take(it)
+		free = append(free[:0], it)
+		set(free[0], now)
+		displaced, _ = q.Push(free[0], displaced[:0])
+	}
+	b.ReportMetric(float64(unsafe.Sizeof(Item{})+unsafe.Sizeof(&Item{})), "B/waiting")
+}
