@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := bin/sluice
+TOKENIZER := bin/libsluice_tokenizer.so
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo dev)
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 COMMIT_DATE := $(shell git log -1 --format=%cI 2>/dev/null)
@@ -34,11 +35,14 @@ bootstrap: ## install what the machine lacks (libzmq, pkg-config)
 	@scripts/bootstrap.sh
 
 .PHONY: build
-build: bootstrap $(BIN) ## build bin/sluice
+build: bootstrap $(BIN) $(TOKENIZER) ## build bin/sluice, and the native tokenizer where cargo is installed
 
 $(BIN): go.mod go.sum $(GO_SOURCES)
 	@mkdir -p bin
 	go build -ldflags '-X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(COMMIT_DATE)' -o $(BIN) ./cmd/sluice
+
+$(TOKENIZER): $(wildcard native/tokenizer/src/*.rs) native/tokenizer/Cargo.toml native/tokenizer/Cargo.lock
+	@scripts/tokenizer.sh $@
 
 .PHONY: demo
 demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)

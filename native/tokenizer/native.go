@@ -1,0 +1,276 @@
+//go:build cgo && linux
+
+package tokenizer
+
+/*
+#cgo CFLAGS: -I${SRCDIR}/.. -std=gnu11 -Wall -Wextra -Wno-unused-parameter -O2
+#cgo LDFLAGS: -ldl -lpthread
+#include <stdlib.h>
+#include "tokenizer/loader.h"
+*/
+import "C"
+
+import (
+	"cmp"
+	"encoding/json"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"sluice/native/dl"
+)
+
+// Library is the loaded library.
+type Library struct {
+	path  string
+	slots chan struct{} // one element for each call that runs
+}
+
+// process is the one library of the process.
+var process struct {
+	sync.Mutex
+	library *Library
+}
+
+// Open loads the library from path. "" looks in the file that SLUICE_TOKENIZER_LIBRARY
+// names, or else beside the binary, on the loader's search path (LD_LIBRARY_PATH) and in
+// /usr/lib/sluice. The error is a *LoadError. Later calls return the same library.
+func Open(path string) (*Library, error) {
+	process.Lock()
+	defer process.Unlock()
+	if path == "" && process.library != nil {
+		return process.library, nil
+	}
+	var e LoadError
+	for _, p := range candidates(path) {
+		code, why := load(p)
+		if code == dl.LoadOK {
+			if process.library == nil {
+				process.library = &Library{path: why, slots: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+			}
+			return process.library, nil
+		}
+		e.Attempts = append(e.Attempts, Attempt{Path: p, Code: code, Reason: why})
+	}
+	return nil, &e
+}
+
+func load(path string) (dl.LoadCode, string) {
+	p, why := C.CString(path), (*C.char)(C.malloc(dl.ReasonSize))
+	defer C.free(unsafe.Pointer(p))
+	defer C.free(unsafe.Pointer(why))
+	code := C.sluice_tokenizer_load(p, why, dl.ReasonSize)
+	return dl.LoadCode(code), C.GoString(why)
+}
+
+// Path returns the file that was loaded.
+func (l *Library) Path() string { return l.path }
+
+// Version returns the versions of the library and of what it is made of.
+func (l *Library) Version() string { return C.GoString(C.sluice_tokenizer_version()) }
+
+// Model is a loaded model. Its methods may be called from any goroutine.
+type Model struct {
+	library *Library
+	timeout time.Duration
+	info    Info
+	special []SpecialToken
+
+	mu     sync.Mutex
+	model  *C.struct_sluice_tok_model // nil when closed and no call runs
+	calls  int                        // calls that run
+	closed bool
+}
+
+// Load reads the model in a folder. It takes up to some seconds.
+func (l *Library) Load(dir string, opt LoadOptions) (*Model, error) {
+	d := C.CString(dir)
+	defer C.free(unsafe.Pointer(d))
+	var options C.struct_sluice_tok_options
+	options.size = C.size_t(unsafe.Sizeof(options))
+	options.max_input, options.max_output = C.uint64_t(max(0, opt.MaxInput)), C.uint64_t(max(0, opt.MaxOutput))
+	m := &Model{library: l, timeout: cmp.Or(opt.Timeout, 10*time.Second)}
+	var out C.struct_sluice_tok_result
+	if err := failure("load", C.sluice_tokenizer_open_model(d, &options, &m.model, &out), &out); err != nil {
+		return nil, err
+	}
+	for what, v := range []any{&m.info, &m.special} {
+		if err := m.describe(what, v); err != nil {
+			m.Close()
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func (m *Model) describe(what int, v any) error {
+	var out C.struct_sluice_tok_result
+	if err := failure("describe", C.sluice_tokenizer_info(m.model, C.uint32_t(what), &out), &out); err != nil {
+		return err
+	}
+	defer C.sluice_tokenizer_free(&out)
+	if err := json.Unmarshal(text(&out), v); err != nil {
+		return &Error{Verb: "describe", Code: CodeUnsupported, Reason: err.Error()}
+	}
+	return nil
+}
+
+// Info describes the model.
+func (m *Model) Info() Info { return m.info }
+
+// SpecialTokens returns the added tokens in the order of their ids. The slice is shared.
+func (m *Model) SpecialTokens() []SpecialToken { return m.special }
+
+// Close releases the model when the last call on it has ended.
+func (m *Model) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	m.release()
+}
+
+// release frees a closed model that no call uses. The caller holds mu.
+func (m *Model) release() {
+	if m.closed && m.calls == 0 && m.model != nil {
+		C.sluice_tokenizer_close_model(m.model)
+		m.model = nil
+	}
+}
+
+func (m *Model) begin() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return ErrClosed
+	}
+	m.calls++
+	return nil
+}
+
+func (m *Model) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.calls--
+	m.release()
+}
+
+// job is one call. It owns what the library reads and writes, because its caller may
+// have left before the call ends.
+type job struct {
+	input    []byte
+	template string
+	special  bool
+	ids      []uint32
+	err      error
+	out      *C.struct_sluice_tok_result // apart: C must not see the job's other pointers
+	done     chan struct{}
+	result   sync.Mutex // guards left and whether out is freed
+	left     bool
+}
+
+// run executes call on a goroutine of its own and waits for it, at most for the model's
+// time-out. After an error the job belongs to that goroutine.
+func (m *Model) run(j *job, verb string, call func(*job, time.Duration)) error {
+	timer := time.NewTimer(m.timeout)
+	defer timer.Stop()
+	end := time.Now().Add(m.timeout)
+	late := &Error{Verb: verb, Code: CodeDeadline, Reason: m.timeout.String()}
+	select {
+	case m.library.slots <- struct{}{}:
+	case <-timer.C:
+		return late
+	}
+	if err := m.begin(); err != nil {
+		<-m.library.slots
+		return err
+	}
+	j.done = make(chan struct{})
+	go func() {
+		call(j, max(time.Millisecond, time.Until(end)))
+		m.end()
+		<-m.library.slots
+		j.result.Lock()
+		defer j.result.Unlock()
+		if j.left {
+			C.sluice_tokenizer_free(j.out)
+		}
+		close(j.done)
+	}()
+	select {
+	case <-j.done:
+		return j.err
+	case <-timer.C:
+	}
+	j.result.Lock()
+	defer j.result.Unlock()
+	select {
+	case <-j.done: // it ended just now
+		return j.err
+	default:
+		j.left = true
+		return late
+	}
+}
+
+// Render renders a request with a chat template and appends the text to dst.
+//
+// template is the name of one of the model's templates or the source of another one;
+// "" is the model's own. input is a JSON object: messages, and optionally tools,
+// documents, add_generation_prompt, continue_final_message (true, or the name of a
+// field), chat_template_kwargs, and now (seconds since 1970, for strftime_now). The
+// meaning is that of transformers' apply_chat_template. The error is an *Error or
+// ErrClosed.
+func (m *Model) Render(dst []byte, template string, input []byte) ([]byte, error) {
+	j := &job{input: append([]byte(nil), input...), template: template, out: new(C.struct_sluice_tok_result)}
+	err := m.run(j, "render", func(j *job, left time.Duration) {
+		code := C.sluice_tokenizer_render(m.model, (*C.uint8_t)(unsafe.StringData(j.template)), C.size_t(len(j.template)),
+			(*C.uint8_t)(unsafe.SliceData(j.input)), C.size_t(len(j.input)), C.uint64_t(left), j.out)
+		j.err = failure("render", code, j.out)
+	})
+	if err != nil {
+		return dst, err
+	}
+	defer C.sluice_tokenizer_free(j.out)
+	return append(dst, text(j.out)...), nil
+}
+
+// Encode appends the ids of a text to dst, with the special tokens that the model adds
+// to a text if addSpecial is set. The text must be UTF-8. The error is an *Error or
+// ErrClosed.
+func (m *Model) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32, error) {
+	j := &job{input: append([]byte(nil), text...), special: addSpecial, ids: make([]uint32, len(text)/3+16), out: new(C.struct_sluice_tok_result)}
+	err := m.run(j, "encode", func(j *job, _ time.Duration) {
+		special := C.int(0)
+		if j.special {
+			special = 1
+		}
+		code := C.sluice_tokenizer_encode(m.model, (*C.uint8_t)(unsafe.SliceData(j.input)), C.size_t(len(j.input)), special,
+			(*C.uint32_t)(unsafe.SliceData(j.ids)), C.size_t(len(j.ids)), j.out)
+		j.err = failure("encode", code, j.out)
+	})
+	if err != nil {
+		return dst, err
+	}
+	defer C.sluice_tokenizer_free(j.out)
+	n := int(j.out.len)
+	if j.out.data == nil {
+		return append(dst, j.ids[:n]...), nil
+	}
+	return append(dst, unsafe.Slice((*uint32)(j.out.data), n)...), nil
+}
+
+// failure turns a code and its text into an error and frees the text.
+func failure(verb string, code C.int, out *C.struct_sluice_tok_result) error {
+	if code == 0 {
+		return nil
+	}
+	err := &Error{Verb: verb, Code: Code(code), Reason: string(text(out))}
+	C.sluice_tokenizer_free(out)
+	return err
+}
+
+// text returns a result's text, which belongs to the library.
+func text(out *C.struct_sluice_tok_result) []byte {
+	return unsafe.Slice((*byte)(out.data), int(out.len))
+}

@@ -1,0 +1,40 @@
+//go:build !cgo || !linux
+
+package tokenizer
+
+import "sluice/native/dl"
+
+// Library is never loaded in a build without C code.
+type Library struct{}
+
+// Open always fails in a build without C code.
+func Open(path string) (*Library, error) {
+	return nil, &LoadError{[]Attempt{{Path: candidates(path)[0], Code: dl.LoadNoNative, Reason: dl.ErrNoCgo.Error()}}}
+}
+
+// Path is empty in a build without C code.
+func (l *Library) Path() string { return "" }
+
+// Version is empty in a build without C code.
+func (l *Library) Version() string { return "" }
+
+// Model is never loaded in a build without C code.
+type Model struct{}
+
+// Load always fails in a build without C code.
+func (l *Library) Load(string, LoadOptions) (*Model, error) { return nil, dl.ErrNoCgo }
+
+// Info is empty in a build without C code.
+func (m *Model) Info() Info { return Info{} }
+
+// SpecialTokens is empty in a build without C code.
+func (m *Model) SpecialTokens() []SpecialToken { return nil }
+
+// Close does nothing in a build without C code.
+func (m *Model) Close() {}
+
+// Render always fails in a build without C code.
+func (m *Model) Render(dst []byte, _ string, _ []byte) ([]byte, error) { return dst, dl.ErrNoCgo }
+
+// Encode always fails in a build without C code.
+func (m *Model) Encode(dst []uint32, _ []byte, _ bool) ([]uint32, error) { return dst, dl.ErrNoCgo }

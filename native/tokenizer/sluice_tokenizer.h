@@ -1,0 +1,100 @@
+/* The C ABI of libsluice_tokenizer: chat templates and tokenizers of language
+ * models. The library is written in Rust (src/) over Hugging Face's tokenizers and
+ * minijinja. Sluice opens it at run time and runs without it where it is absent.
+ *
+ * Every function may be called from any thread, and any number of them at once with
+ * one model, except sluice_tok_close, which no other call of that model may overlap.
+ * None calls back, keeps a pointer of the caller, or lets a panic out. They compute:
+ * a call takes time in proportion to its input, so none belongs on an event loop.
+ *
+ * A function that returns a code fills *out in every case. After SLUICE_TOK_OK it is
+ * the result; after another code it is the text of the error, in UTF-8. The caller
+ * passes it to sluice_tok_free when done. Texts have a length and no final NUL. */
+#ifndef SLUICE_TOKENIZER_H
+#define SLUICE_TOKENIZER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The version of this ABI. Every incompatible change increments it. */
+#define SLUICE_TOK_ABI 1
+
+enum sluice_tok_code {
+  SLUICE_TOK_OK = 0,
+  SLUICE_TOK_ARGUMENT = 1,    /* a mistake of the caller: a null pointer, an unknown number */
+  SLUICE_TOK_NOT_FOUND = 2,   /* the folder or a file cannot be read */
+  SLUICE_TOK_UNSUPPORTED = 3, /* the files are not ones that the library understands */
+  SLUICE_TOK_INPUT = 4,       /* not UTF-8, not JSON, or not a request */
+  SLUICE_TOK_TEMPLATE = 5,    /* the template refused the request or failed; the text can quote
+                               * the request, so it may go to the client but not to a log */
+  SLUICE_TOK_LIMIT = 6,       /* the input, the text or the template's steps exceed a bound */
+  SLUICE_TOK_DEADLINE = 7,    /* the time was over */
+  SLUICE_TOK_PANIC = 8        /* a defect of the library; the model can still be used */
+};
+
+/* A loaded model. */
+struct sluice_tok_model;
+
+/* A result or the text of an error. */
+struct sluice_tok_result {
+  void *data;  /* memory of the library, or NULL */
+  size_t len;  /* bytes of a text; ids of an encoding */
+  size_t size; /* private: bytes at data */
+};
+
+/* The bounds of a model; 0 is the default. */
+struct sluice_tok_options {
+  size_t size;         /* sizeof(struct sluice_tok_options) */
+  uint64_t max_input;  /* bytes of a request or a text (32 MiB) */
+  uint64_t max_output; /* bytes of a rendered text (64 MiB) */
+};
+
+/* The ABI of the library: SLUICE_TOK_ABI of the header that it was built with. */
+uint32_t sluice_tok_abi_version(void);
+
+/* The version of the library and of what it is made of, for people. Static. */
+const char *sluice_tok_version(void);
+
+/* Releases the memory of a result and empties it. NULL and an empty result are fine. */
+void sluice_tok_free(struct sluice_tok_result *r);
+
+/* Loads the model in a folder: tokenizer.json, and where they exist
+ * tokenizer_config.json, chat_template.jinja, additional_chat_templates/NAME.jinja and
+ * generation_config.json. options may be NULL. *model is NULL after an error. */
+int sluice_tok_load(const char *dir, const struct sluice_tok_options *options,
+                    struct sluice_tok_model **model, struct sluice_tok_result *out);
+
+/* Releases a model; NULL is fine. */
+void sluice_tok_close(struct sluice_tok_model *model);
+
+/* Describes a model in JSON.
+ * what 0: an object with kind ("bpe", "unigram", "wordpiece", "wordlevel"), vocab_size,
+ *   bos_id, eos_id, eos_ids (of generation_config.json), added_ids (what an encoding of
+ *   "" with special tokens gives), templates (their names), tokenizer_class,
+ *   model_max_length.
+ * what 1: a list of the added tokens: id, content, special, normalized, lstrip, rstrip,
+ *   single_word, and boundary: whether a text can be cut behind the token, see below. */
+int sluice_tok_info(const struct sluice_tok_model *model, uint32_t what, struct sluice_tok_result *out);
+
+/* Renders a request as apply_chat_template of transformers does.
+ * template: the name of one of the model's templates, the source of another one, or
+ *   empty for the model's own.
+ * input: a JSON object with messages, and optionally tools, documents,
+ *   add_generation_prompt, continue_final_message (true or the name of a field),
+ *   chat_template_kwargs, and now (seconds since 1970, the time of strftime_now). Other
+ *   members are errors.
+ * timeout_ns: the time after which the template is stopped at its next output; 0 for
+ *   none. The number of its steps is bounded in any case. */
+int sluice_tok_render(const struct sluice_tok_model *model, const uint8_t *template_text, size_t template_len,
+                      const uint8_t *input, size_t input_len, uint64_t timeout_ns,
+                      struct sluice_tok_result *out);
+
+/* Encodes a text. The ids go to dst if dst_cap of them suffice, and out->data is then
+ * NULL; else to out->data. out->len is their number.
+ *
+ * A text can be cut behind an added token whose boundary is true: the ids of the whole
+ * are those of the part up to and with the token, followed by those of the rest. */
+int sluice_tok_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, int add_special,
+                      uint32_t *dst, size_t dst_cap, struct sluice_tok_result *out);
+
+#endif

@@ -1,0 +1,460 @@
+//! JSON as Python's `json` module reads and writes it: objects keep the order of
+//! their members, integers are exact up to 128 bits, and `dumps` writes floats as
+//! `float.__repr__` does.
+
+use std::fmt::Write;
+
+use minijinja::value::{Value, ValueKind};
+
+use crate::error::{Error, Result};
+use crate::value::{Dict, List};
+
+/// The depth of arrays and objects that is accepted. Values are dropped and rendered
+/// recursively, so this also bounds the stack.
+const MAX_DEPTH: usize = 128;
+
+/// Parses a document into values that behave in a template as Python's do.
+pub fn parse(text: &[u8]) -> Result<Value> {
+    let text = std::str::from_utf8(text)
+        .map_err(|e| Error::input(format!("the input is not UTF-8 at byte {}", e.valid_up_to())))?;
+    let mut p = Parser { text, at: 0 };
+    let v = p.value(0)?;
+    p.space();
+    if p.at != text.len() {
+        return Err(p.fail("text after the document"));
+    }
+    Ok(v)
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn fail(&self, what: &str) -> Error {
+        Error::input(format!("the input is not JSON: {what} at byte {}", self.at))
+    }
+
+    fn peek(&self) -> u8 {
+        self.text.as_bytes().get(self.at).copied().unwrap_or(0)
+    }
+
+    fn space(&mut self) {
+        while matches!(self.peek(), b' ' | b'\t' | b'\n' | b'\r') {
+            self.at += 1;
+        }
+    }
+
+    fn word(&mut self, w: &str, v: Value) -> Result<Value> {
+        if !self.text[self.at..].starts_with(w) {
+            return Err(self.fail("unknown word"));
+        }
+        self.at += w.len();
+        Ok(v)
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Value> {
+        if depth > MAX_DEPTH {
+            return Err(self.fail("more than 128 levels"));
+        }
+        self.space();
+        match self.peek() {
+            b'{' => self.object(depth),
+            b'[' => self.array(depth),
+            b'"' => Ok(Value::from(self.string()?)),
+            b't' => self.word("true", Value::from(true)),
+            b'f' => self.word("false", Value::from(false)),
+            b'n' => self.word("null", Value::from(())),
+            b'-' | b'0'..=b'9' => self.number(),
+            _ => Err(self.fail("no value")),
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Value> {
+        let mut dict = Dict::default();
+        self.at += 1;
+        self.space();
+        if self.peek() == b'}' {
+            self.at += 1;
+            return Ok(Value::from_object(dict));
+        }
+        loop {
+            self.space();
+            if self.peek() != b'"' {
+                return Err(self.fail("no member name"));
+            }
+            let key = self.string()?;
+            self.space();
+            if self.peek() != b':' {
+                return Err(self.fail("no colon"));
+            }
+            self.at += 1;
+            let v = self.value(depth + 1)?;
+            dict.insert(&key, v);
+            self.space();
+            match self.peek() {
+                b',' => self.at += 1,
+                b'}' => {
+                    self.at += 1;
+                    return Ok(Value::from_object(dict));
+                }
+                _ => return Err(self.fail("no comma or brace")),
+            }
+        }
+    }
+
+    fn array(&mut self, depth: usize) -> Result<Value> {
+        let mut list = Vec::new();
+        self.at += 1;
+        self.space();
+        if self.peek() == b']' {
+            self.at += 1;
+            return Ok(Value::from_object(List(list)));
+        }
+        loop {
+            list.push(self.value(depth + 1)?);
+            self.space();
+            match self.peek() {
+                b',' => self.at += 1,
+                b']' => {
+                    self.at += 1;
+                    return Ok(Value::from_object(List(list)));
+                }
+                _ => return Err(self.fail("no comma or bracket")),
+            }
+        }
+    }
+
+    fn string(&mut self) -> Result<String> {
+        self.at += 1;
+        let bytes = self.text.as_bytes();
+        let start = self.at;
+        let mut i = start;
+        while i < bytes.len() && bytes[i] != b'"' && bytes[i] != b'\\' && bytes[i] >= 0x20 {
+            i += 1;
+        }
+        let mut s = String::with_capacity(i - start);
+        loop {
+            s.push_str(&self.text[self.at..i]);
+            self.at = i;
+            match bytes.get(i) {
+                Some(b'"') => {
+                    self.at = i + 1;
+                    return Ok(s);
+                }
+                Some(b'\\') => self.escape(&mut s)?,
+                Some(_) => return Err(self.fail("control character in a string")),
+                None => return Err(self.fail("unfinished string")),
+            }
+            i = self.at;
+            while i < bytes.len() && bytes[i] != b'"' && bytes[i] != b'\\' && bytes[i] >= 0x20 {
+                i += 1;
+            }
+        }
+    }
+
+    fn escape(&mut self, s: &mut String) -> Result<()> {
+        self.at += 1;
+        let c = self.peek();
+        self.at += 1;
+        s.push(match c {
+            b'"' | b'\\' | b'/' => c as char,
+            b'b' => '\u{8}',
+            b'f' => '\u{c}',
+            b'n' => '\n',
+            b'r' => '\r',
+            b't' => '\t',
+            b'u' => {
+                let hi = self.hex4()?;
+                let code = if (0xd800..0xdc00).contains(&hi) {
+                    if !self.text[self.at..].starts_with("\\u") {
+                        return Err(self.fail("half of a surrogate pair"));
+                    }
+                    self.at += 2;
+                    let lo = self.hex4()?;
+                    if !(0xdc00..0xe000).contains(&lo) {
+                        return Err(self.fail("half of a surrogate pair"));
+                    }
+                    0x10000 + ((hi - 0xd800) << 10) + (lo - 0xdc00)
+                } else {
+                    hi
+                };
+                // Engines refuse half a pair too: their strings are UTF-8.
+                char::from_u32(code).ok_or_else(|| self.fail("half of a surrogate pair"))?
+            }
+            _ => return Err(self.fail("unknown escape")),
+        });
+        Ok(())
+    }
+
+    fn hex4(&mut self) -> Result<u32> {
+        let digits = self.text.as_bytes().get(self.at..self.at + 4).ok_or_else(|| self.fail("short escape"))?;
+        let mut n = 0;
+        for d in digits {
+            n = n * 16 + (*d as char).to_digit(16).ok_or_else(|| self.fail("bad escape"))?;
+        }
+        self.at += 4;
+        Ok(n)
+    }
+
+    fn number(&mut self) -> Result<Value> {
+        let bytes = self.text.as_bytes();
+        let start = self.at;
+        if self.peek() == b'-' {
+            self.at += 1;
+        }
+        match self.peek() {
+            b'0' => self.at += 1,
+            b'1'..=b'9' => self.digits(),
+            _ => return Err(self.fail("bad number")),
+        }
+        let mut float = false;
+        if self.peek() == b'.' && bytes.get(self.at + 1).is_some_and(u8::is_ascii_digit) {
+            float = true;
+            self.at += 1;
+            self.digits();
+        }
+        if matches!(self.peek(), b'e' | b'E') {
+            float = true;
+            self.at += 1;
+            if matches!(self.peek(), b'+' | b'-') {
+                self.at += 1;
+            }
+            if !self.peek().is_ascii_digit() {
+                return Err(self.fail("bad number"));
+            }
+            self.digits();
+        }
+        let t = &self.text[start..self.at];
+        if float {
+            return t.parse::<f64>().map(Value::from).map_err(|_| self.fail("bad number"));
+        }
+        if let Ok(n) = t.parse::<i64>() {
+            return Ok(Value::from(n));
+        }
+        t.parse::<i128>().map(Value::from).map_err(|_| self.fail("integer of more than 128 bits"))
+    }
+
+    fn digits(&mut self) {
+        while self.peek().is_ascii_digit() {
+            self.at += 1;
+        }
+    }
+}
+
+/// The options of `json.dumps` that templates use.
+pub struct Dumps {
+    pub ensure_ascii: bool,
+    pub indent: Option<String>,
+    pub item: String,
+    pub key: String,
+    pub sort_keys: bool,
+}
+
+impl Default for Dumps {
+    fn default() -> Dumps {
+        Dumps { ensure_ascii: false, indent: None, item: ", ".into(), key: ": ".into(), sort_keys: false }
+    }
+}
+
+/// Writes a value as `json.dumps` does. `limit` bounds the bytes written.
+pub fn dumps(v: &Value, o: &Dumps, limit: usize) -> std::result::Result<String, String> {
+    let mut w = Writer { out: String::new(), o, limit };
+    w.value(v, 0)?;
+    Ok(w.out)
+}
+
+struct Writer<'a> {
+    out: String,
+    o: &'a Dumps,
+    limit: usize,
+}
+
+type Written = std::result::Result<(), String>;
+
+impl Writer<'_> {
+    fn value(&mut self, v: &Value, depth: usize) -> Written {
+        if depth > 2 * MAX_DEPTH {
+            return Err("tojson: more than 256 levels".into());
+        }
+        if self.out.len() > self.limit {
+            return Err("tojson: the result is too long".into());
+        }
+        match v.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if v.is_true() { "true" } else { "false" }),
+            ValueKind::Number if v.is_integer() => {
+                let _ = write!(self.out, "{v}");
+            }
+            ValueKind::Number => {
+                let f = f64::try_from(v.clone()).unwrap_or(f64::NAN);
+                self.out.push_str(&match f {
+                    f if f.is_nan() => "NaN".to_string(),
+                    f if f.is_infinite() => (if f > 0.0 { "Infinity" } else { "-Infinity" }).to_string(),
+                    f => float_repr(f),
+                });
+            }
+            ValueKind::String => write_string(&mut self.out, v.as_str().unwrap_or_default(), self.o.ensure_ascii),
+            ValueKind::Seq => self.seq(v, depth)?,
+            ValueKind::Map => self.map(v, depth)?,
+            ValueKind::Undefined => return Err("Object of type Undefined is not JSON serializable".into()),
+            k => return Err(format!("Object of type {k} is not JSON serializable")),
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, depth: usize) {
+        if let Some(indent) = &self.o.indent {
+            self.out.push('\n');
+            for _ in 0..depth {
+                self.out.push_str(indent);
+            }
+        }
+    }
+
+    fn comma(&mut self) {
+        // json.dumps drops the blank after the comma when it indents.
+        self.out.push_str(&self.o.item);
+    }
+
+    fn seq(&mut self, v: &Value, depth: usize) -> Written {
+        self.out.push('[');
+        let mut first = true;
+        for x in v.try_iter().map_err(|e| e.to_string())? {
+            if !first {
+                self.comma();
+            }
+            first = false;
+            self.line(depth + 1);
+            self.value(&x, depth + 1)?;
+        }
+        if !first {
+            self.line(depth);
+        }
+        self.out.push(']');
+        Ok(())
+    }
+
+    fn map(&mut self, v: &Value, depth: usize) -> Written {
+        let mut pairs: Vec<(Value, Value)> = Vec::new();
+        for k in v.try_iter().map_err(|e| e.to_string())? {
+            let x = v.get_item(&k).map_err(|e| e.to_string())?;
+            pairs.push((k, x));
+        }
+        if self.o.sort_keys {
+            pairs.sort_by(|a, b| a.0.cmp(&b.0));
+        }
+        self.out.push('{');
+        let mut first = true;
+        for (k, x) in &pairs {
+            if !first {
+                self.comma();
+            }
+            first = false;
+            self.line(depth + 1);
+            match k.kind() {
+                ValueKind::String => write_string(&mut self.out, k.as_str().unwrap_or_default(), self.o.ensure_ascii),
+                ValueKind::None => self.out.push_str("\"null\""),
+                ValueKind::Bool => self.out.push_str(if k.is_true() { "\"true\"" } else { "\"false\"" }),
+                ValueKind::Number if k.is_integer() => {
+                    let _ = write!(self.out, "\"{k}\"");
+                }
+                ValueKind::Number => {
+                    let f = f64::try_from(k.clone()).unwrap_or(f64::NAN);
+                    let _ = write!(self.out, "\"{}\"", float_repr(f));
+                }
+                k => return Err(format!("keys must be str, int, float, bool or None, not {k}")),
+            }
+            self.out.push_str(&self.o.key);
+            self.value(x, depth + 1)?;
+        }
+        if !first {
+            self.line(depth);
+        }
+        self.out.push('}');
+        Ok(())
+    }
+}
+
+fn write_string(out: &mut String, s: &str, ascii: bool) {
+    out.push('"');
+    let mut from = 0;
+    for (i, c) in s.char_indices() {
+        let plain = c >= ' ' && c != '"' && c != '\\' && !(ascii && (c as u32) > 0x7e);
+        if plain {
+            continue;
+        }
+        out.push_str(&s[from..i]);
+        from = i + c.len_utf8();
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{c}' => out.push_str("\\f"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{7f}' => out.push('\u{7f}'),
+            c => {
+                for u in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{u:04x}");
+                }
+            }
+        }
+    }
+    out.push_str(&s[from..]);
+    out.push('"');
+}
+
+/// Writes a finite float as Python's `repr` does: the shortest digits that read back
+/// equal, in scientific notation below 1e-4 and from 1e16.
+pub fn float_repr(f: f64) -> String {
+    if f.is_nan() {
+        return "nan".into();
+    }
+    if f.is_infinite() {
+        return if f > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    if f == 0.0 {
+        return if f.is_sign_negative() { "-0.0" } else { "0.0" }.into();
+    }
+    let s = format!("{f:e}"); // shortest digits, as d.ddde[-]n
+    let (digits, exp) = s.split_once('e').unwrap_or((&s, "0"));
+    let exp: i32 = exp.parse().unwrap_or(0);
+    if (-4..16).contains(&exp) {
+        let plain = format!("{f}");
+        return if plain.contains('.') { plain } else { plain + ".0" };
+    }
+    format!("{digits}e{}{:02}", if exp < 0 { '-' } else { '+' }, exp.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats() {
+        for (f, want) in [
+            (1e16, "1e+16"),
+            (1e15, "1000000000000000.0"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (1.5e300, "1.5e+300"),
+            (-0.0, "-0.0"),
+            (100000.0, "100000.0"),
+        ] {
+            assert_eq!(float_repr(f), want);
+        }
+    }
+
+    #[test]
+    fn dumps_as_python() {
+        let v = parse(br#" {"b":[1,2.50,{}],"a":"\u00e9\n\ud83d\ude00","n":123456789012345678901234567890} "#).unwrap();
+        let got = dumps(&v, &Dumps::default(), 1 << 20).unwrap();
+        assert_eq!(got, "{\"b\": [1, 2.5, {}], \"a\": \"é\\n😀\", \"n\": 123456789012345678901234567890}");
+        for bad in ["", "{", "[1,]", "\"\\ud800\"", "01", "[1] 2", "nul", "{\"a\" 1}", "\"\u{1}\""] {
+            assert!(parse(bad.as_bytes()).is_err(), "{bad:?} was accepted");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! A model's tokenizer and chat templates, read from its folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+use tokenizers::{AddedToken, Tokenizer};
+
+use crate::error::{Code, Error, Result};
+use crate::render::{Cache, Limits, Request, Template};
+
+/// The largest file that is read.
+const MAX_FILE: u64 = 256 << 20;
+
+/// The longest added token.
+const MAX_ADDED: usize = 4096;
+
+/// The bounds of a model's calls.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    pub input: usize,
+    pub output: usize,
+}
+
+/// A loaded model. It does not change after loading, so any number of threads may use it.
+pub struct Model {
+    tokenizer: Tokenizer,
+    templates: BTreeMap<String, Template>,
+    cache: Cache,
+    special: Vec<(String, String)>,
+    added: Vec<Added>,
+    boundaries: Vec<usize>,
+    pub bounds: Bounds,
+    info: Json,
+}
+
+/// An added token: it is split from the text before the model's own rules.
+pub struct Added {
+    pub id: u32,
+    pub token: AddedToken,
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    let fail = |e: std::io::Error| Error::new(Code::NotFound, format!("{}: {e}", path.display()));
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(fail(e)),
+        Ok(m) if m.len() > MAX_FILE => {
+            return Err(Error::new(Code::Limit, format!("{} has {} bytes; at most {MAX_FILE} are read", path.display(), m.len())));
+        }
+        Ok(_) => {}
+    }
+    std::fs::read(path).map(Some).map_err(fail)
+}
+
+fn read_json(dir: &Path, name: &str) -> Result<Json> {
+    let path = dir.join(name);
+    let Some(text) = read(&path)? else { return Ok(Json::Null) };
+    serde_json::from_slice(&text).map_err(|e| Error::new(Code::Unsupported, format!("{}: {e}", path.display())))
+}
+
+fn read_text(path: PathBuf) -> Result<Option<String>> {
+    let Some(text) = read(&path)? else { return Ok(None) };
+    String::from_utf8(text).map(Some).map_err(|_| Error::new(Code::Unsupported, format!("{} is not UTF-8", path.display())))
+}
+
+impl Model {
+    pub fn load(dir: &Path, bounds: Bounds) -> Result<Model> {
+        let config = read_json(dir, "tokenizer_config.json")?;
+        let path = dir.join("tokenizer.json");
+        let Some(text) = read(&path)? else {
+            let code = if dir.is_dir() { Code::Unsupported } else { Code::NotFound };
+            return Err(Error::new(code, format!("{}: no such file", path.display())));
+        };
+        let mut tokenizer = Tokenizer::from_bytes(&text)
+            .map_err(|e| Error::new(Code::Unsupported, format!("{}: {e}", path.display())))?;
+        drop(text);
+        // Truncation and padding belong to training; servers set their own.
+        let _ = tokenizer.with_truncation(None);
+        tokenizer.with_padding(None);
+        add_configured_tokens(&mut tokenizer, &config);
+        let templates = templates(dir, &config)?;
+        let mut added: Vec<Added> = tokenizer
+            .get_added_tokens_decoder()
+            .into_iter()
+            .map(|(id, token)| Added { id, token })
+            .collect();
+        added.sort_by_key(|a| a.id);
+        let special = special_tokens(&config);
+        let boundaries = boundaries(&added);
+        let info = info(dir, &tokenizer, &config, &templates, &special)?;
+        Ok(Model { tokenizer, templates, cache: Cache::default(), special, added, boundaries, bounds, info })
+    }
+
+    pub fn info(&self) -> &Json {
+        &self.info
+    }
+
+    /// The added tokens, and whether a boundary behind each is exact.
+    pub fn added(&self) -> Json {
+        self.added
+            .iter()
+            .enumerate()
+            .map(|(i, a)| {
+                let t = &a.token;
+                json!({"id": a.id, "content": t.content, "special": t.special, "normalized": t.normalized,
+                    "lstrip": t.lstrip, "rstrip": t.rstrip, "single_word": t.single_word,
+                    "boundary": self.boundaries.contains(&i)})
+            })
+            .collect()
+    }
+
+    /// Renders a request with the template of that name or source; "" is the model's.
+    pub fn render(&self, template: &str, input: &[u8], limits: Limits) -> Result<String> {
+        self.check(input)?;
+        let request = Request::parse(input)?;
+        if let Some(t) = self.named(template, request.has_tools())? {
+            return t.render(&request, &self.special, limits);
+        }
+        self.cache.get(template)?.render(&request, &self.special, limits)
+    }
+
+    fn named(&self, template: &str, tools: bool) -> Result<Option<&Template>> {
+        if !template.is_empty() {
+            return Ok(if self.templates.len() > 1 { self.templates.get(template) } else { None });
+        }
+        if tools && let Some(t) = self.templates.get("tool_use") {
+            return Ok(Some(t));
+        }
+        match self.templates.get("default") {
+            Some(t) => Ok(Some(t)),
+            None => Err(Error::new(Code::Unsupported, "the model has no chat template")),
+        }
+    }
+
+    fn check(&self, input: &[u8]) -> Result<()> {
+        if input.len() > self.bounds.input {
+            return Err(Error::new(Code::Limit, format!("the input has {} bytes; at most {} are accepted", input.len(), self.bounds.input)));
+        }
+        Ok(())
+    }
+
+    fn text<'a>(&self, text: &'a [u8]) -> Result<&'a str> {
+        self.check(text)?;
+        std::str::from_utf8(text).map_err(|e| Error::input(format!("the text is not UTF-8 at byte {}", e.valid_up_to())))
+    }
+
+    /// The ids of a text, as the engines' call of `encode`.
+    pub fn encode(&self, text: &[u8], add_special: bool) -> Result<Vec<u32>> {
+        let text = self.text(text)?;
+        let e = self
+            .tokenizer
+            .encode_fast(text, add_special)
+            .map_err(|e| Error::new(Code::Input, format!("cannot encode the text: {e}")))?;
+        Ok(e.get_ids().to_vec())
+    }
+}
+
+/// Adds the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers
+/// does when it loads the folder.
+fn add_configured_tokens(t: &mut Tokenizer, config: &Json) {
+    let Some(decoder) = config["added_tokens_decoder"].as_object() else { return };
+    let mut entries: Vec<(u32, AddedToken)> = decoder
+        .iter()
+        .filter_map(|(id, v)| Some((id.parse().ok()?, serde_json::from_value(v.clone()).ok()?)))
+        .filter(|(_, a): &(u32, AddedToken)| !a.content.is_empty() && a.content.len() <= MAX_ADDED)
+        .collect();
+    entries.sort_by_key(|e| e.0);
+    let known = t.get_added_tokens_decoder();
+    let new: Vec<AddedToken> = entries.into_iter().filter(|(id, a)| known.get(id) != Some(a)).map(|e| e.1).collect();
+    if !new.is_empty() {
+        let _ = t.add_tokens(new);
+    }
+}
+
+/// The text of a special token: a string, or an object with its content.
+fn token_text(v: &Json) -> Option<&str> {
+    v.as_str().or_else(|| v["content"].as_str())
+}
+
+/// The special tokens that a template can name.
+fn special_tokens(config: &Json) -> Vec<(String, String)> {
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
+        .iter()
+        .filter_map(|name| Some((name.to_string(), token_text(&config[*name])?.to_string())))
+        .collect()
+}
+
+/// The model's templates by name; a model with one calls it "default".
+fn templates(dir: &Path, config: &Json) -> Result<BTreeMap<String, Template>> {
+    let mut sources = BTreeMap::new();
+    match &config["chat_template"] {
+        Json::String(s) => {
+            sources.insert("default".to_string(), s.clone());
+        }
+        Json::Array(list) => {
+            for t in list {
+                if let (Some(name), Some(s)) = (t["name"].as_str(), t["template"].as_str()) {
+                    sources.insert(name.to_string(), s.to_string());
+                }
+            }
+        }
+        _ => {}
+    }
+    let mut files = BTreeMap::new();
+    if let Some(s) = read_text(dir.join("chat_template.jinja"))? {
+        files.insert("default".to_string(), s);
+    }
+    if let Ok(more) = std::fs::read_dir(dir.join("additional_chat_templates")) {
+        for f in more.flatten().take(64) {
+            let path = f.path();
+            let name = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_string();
+            if path.extension().is_some_and(|e| e == "jinja") && let Some(s) = read_text(path)? {
+                files.insert(name, s);
+            }
+        }
+    }
+    if !files.is_empty() {
+        sources = files;
+    }
+    sources.into_iter().map(|(name, s)| Ok((name, Template::compile(&s)?))).collect()
+}
+
+/// The indexes of the added tokens behind which a text can be cut so that the ids of
+/// the parts are the ids of the whole: see `sluice_tok_encode` in the header.
+fn boundaries(added: &[Added]) -> Vec<usize> {
+    if added.iter().any(|a| a.token.single_word) {
+        return Vec::new(); // whether such a token matches depends on its neighbours
+    }
+    let exact = |a: &Added| {
+        let t = &a.token;
+        if t.normalized || t.rstrip || t.content.is_empty() {
+            return false;
+        }
+        // A longer token that contains this one can match in its place.
+        !added.iter().any(|o| {
+            o.token.content != t.content
+                && o.token.content.match_indices(&t.content).any(|(i, _)| i + t.content.len() < o.token.content.len())
+        })
+    };
+    added.iter().enumerate().filter(|(_, a)| exact(a)).map(|(i, _)| i).collect()
+}
+
+fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &BTreeMap<String, Template>, special: &[(String, String)]) -> Result<Json> {
+    let generation = read_json(dir, "generation_config.json")?;
+    let id = |name: &str| special.iter().find(|(k, _)| k == name).and_then(|(_, v)| t.token_to_id(v));
+    let with: Vec<u32> = t.encode_fast("", true).map(|e| e.get_ids().to_vec()).unwrap_or_default();
+    Ok(json!({
+        "kind": kind(t),
+        "vocab_size": t.get_vocab_size(true),
+        "bos_id": id("bos_token"),
+        "eos_id": id("eos_token"),
+        "eos_ids": generation["eos_token_id"],
+        "added_ids": with,
+        "templates": templates.keys().collect::<Vec<_>>(),
+        "tokenizer_class": config["tokenizer_class"],
+        "model_max_length": config["model_max_length"],
+    }))
+}
+
+fn kind(t: &Tokenizer) -> &'static str {
+    use tokenizers::models::ModelWrapper::*;
+    match t.get_model() {
+        BPE(_) => "bpe",
+        WordPiece(_) => "wordpiece",
+        WordLevel(_) => "wordlevel",
+        Unigram(_) => "unigram",
+    }
+}

@@ -1,0 +1,217 @@
+//! Values of a template that behave as Python's: dictionaries with the order of the
+//! JSON document and methods that can be asked for without a call, and the text that
+//! `str` gives of a value.
+
+use std::borrow::Borrow;
+use std::fmt::{self, Write};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, Value, ValueKind};
+
+use crate::json::float_repr;
+
+/// A key, kept as the value that iteration gives.
+#[derive(Debug, Clone)]
+struct Key(Value);
+
+impl Key {
+    fn text(&self) -> &str {
+        self.0.as_str().unwrap_or_default()
+    }
+}
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, h: &mut H) {
+        self.text().hash(h)
+    }
+}
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        self.text() == other.text()
+    }
+}
+impl Eq for Key {}
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        self.text()
+    }
+}
+
+/// A JSON object.
+#[derive(Debug, Default)]
+pub struct Dict(IndexMap<Key, Value>);
+
+impl Dict {
+    /// Sets a member. A name that repeats keeps its first place and its last value,
+    /// as in Python.
+    pub fn insert(&mut self, key: &str, v: Value) {
+        self.0.insert(Key(Value::from(key)), v);
+    }
+    /// A copy with one member set.
+    pub fn with(&self, key: &str, v: Value) -> Dict {
+        let mut d = Dict(self.0.clone());
+        d.insert(key, v);
+        d
+    }
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key)
+    }
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(k, v)| (k.text(), v))
+    }
+}
+
+/// The methods of `dict`. A template that asks for an absent key of that name gets the
+/// method, which is true: `param['items']` in the template of gpt-oss.
+const DICT_METHODS: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
+
+impl Object for Dict {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Map
+    }
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if let Some(v) = self.0.get(key) {
+            return Some(v.clone());
+        }
+        if DICT_METHODS.contains(&key) {
+            return Some(Value::from_object(BoundMethod));
+        }
+        None
+    }
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.mapped_rev_enumerator(|d| Box::new(d.0.keys().map(|k| k.0.clone())))
+    }
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.0.len())
+    }
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('{')?;
+        for (i, (k, v)) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write_repr(f, &k.0)?;
+            f.write_str(": ")?;
+            write_repr(f, v)?;
+        }
+        f.write_char('}')
+    }
+}
+
+/// A JSON array.
+#[derive(Debug)]
+pub struct List(pub Vec<Value>);
+
+impl Object for List {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_usize()?).cloned()
+    }
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.0.len())
+    }
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('[')?;
+        for (i, v) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write_repr(f, v)?;
+        }
+        f.write_char(']')
+    }
+}
+
+/// A method that was asked for but not called.
+#[derive(Debug)]
+struct BoundMethod;
+
+impl Object for BoundMethod {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+}
+
+/// Writes what Python's `str` gives of a value.
+pub fn write_str(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
+    match v.kind() {
+        ValueKind::String => f.write_str(v.as_str().unwrap_or_default()),
+        ValueKind::Undefined => Ok(()),
+        _ => write_repr(f, v),
+    }
+}
+
+/// Writes what Python's `repr` gives of a value.
+pub fn write_repr(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
+    match v.kind() {
+        ValueKind::None => f.write_str("None"),
+        ValueKind::Bool => f.write_str(if v.is_true() { "True" } else { "False" }),
+        ValueKind::Number if v.is_integer() => write!(f, "{v}"),
+        ValueKind::Number => f.write_str(&float_repr(f64::try_from(v.clone()).unwrap_or(f64::NAN))),
+        ValueKind::String => quote(f, v.as_str().unwrap_or_default()),
+        ValueKind::Undefined => f.write_str("Undefined"),
+        ValueKind::Seq => {
+            f.write_char('[')?;
+            for (i, x) in v.try_iter().map_err(|_| fmt::Error)?.enumerate() {
+                if i > 0 {
+                    f.write_str(", ")?;
+                }
+                write_repr(f, &x)?;
+            }
+            f.write_char(']')
+        }
+        ValueKind::Map => {
+            f.write_char('{')?;
+            for (i, k) in v.try_iter().map_err(|_| fmt::Error)?.enumerate() {
+                if i > 0 {
+                    f.write_str(", ")?;
+                }
+                write_repr(f, &k)?;
+                f.write_str(": ")?;
+                write_repr(f, &v.get_item(&k).map_err(|_| fmt::Error)?)?;
+            }
+            f.write_char('}')
+        }
+        _ => write!(f, "{v}"),
+    }
+}
+
+/// Writes a string as `str.__repr__` does.
+fn quote(f: &mut dyn fmt::Write, s: &str) -> fmt::Result {
+    let q = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
+    f.write_char(q)?;
+    for c in s.chars() {
+        match c {
+            '\\' => f.write_str("\\\\")?,
+            '\n' => f.write_str("\\n")?,
+            '\r' => f.write_str("\\r")?,
+            '\t' => f.write_str("\\t")?,
+            c if c == q => write!(f, "\\{c}")?,
+            c if (c as u32) < 0x20 || (0x7f..0xa1).contains(&(c as u32)) || c == '\u{ad}' => write!(f, "\\x{:02x}", c as u32)?,
+            c if !printable(c) => match c as u32 {
+                n if n <= 0xffff => write!(f, "\\u{n:04x}")?,
+                n => write!(f, "\\U{n:08x}")?,
+            },
+            c => f.write_char(c)?,
+        }
+    }
+    f.write_char(q)
+}
+
+/// Approximates `str.isprintable` above U+00A0: separators, format characters,
+/// surrogates and private use are not printable. Unassigned code points are not told
+/// from assigned ones.
+fn printable(c: char) -> bool {
+    !matches!(c as u32,
+        0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x1680 | 0x180e | 0x2000..=0x200f | 0x2028..=0x202f
+        | 0x205f..=0x206f | 0x3000 | 0xe000..=0xf8ff | 0xfeff | 0xfff9..=0xfffb | 0xe0000..=0xe0fff | 0xf0000..=0x10ffff)
+}

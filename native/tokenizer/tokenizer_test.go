@@ -1,0 +1,131 @@
+package tokenizer
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice/native/dl"
+)
+
+// open returns the library that `make build` has built.
+func open(t testing.TB) *Library {
+	t.Helper()
+	path := filepath.Join("..", "..", "bin", Name)
+	if v := os.Getenv(Variable); v != "" {
+		path = v
+	}
+	l, err := Open(path)
+	if err != nil {
+		t.Skipf("%v; `make build` builds the library where cargo is installed", err)
+	}
+	return l
+}
+
+func load1(t testing.TB, dir string) *Model {
+	t.Helper()
+	m, err := open(t).Load(dir, LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+func TestOpenWithoutLibrary(t *testing.T) {
+	_, err := Open(filepath.Join(t.TempDir(), Name))
+	var e *LoadError
+	if !errors.As(err, &e) || !e.Absent() {
+		t.Fatalf("Open of an absent file: %v, want a LoadError that is Absent", err)
+	}
+	if dl.ABI() == 0 {
+		return
+	}
+	garbage := filepath.Join(t.TempDir(), Name)
+	if err := os.WriteFile(garbage, []byte("\x7fELF, but no library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Open(garbage); !errors.As(err, &e) || e.Absent() || e.Attempts[0].Code != dl.LoadBroken {
+		t.Fatalf("Open of a broken file: %v, want LoadBroken", err)
+	}
+	if _, err = Open("/lib/x86_64-linux-gnu/libz.so.1"); runtime.GOARCH == "amd64" && errors.As(err, &e) && e.Attempts[0].Code != dl.LoadSymbol && !e.Absent() {
+		t.Fatalf("Open of another library: %v, want LoadSymbol", err)
+	}
+}
+
+func TestModel(t *testing.T) {
+	m := load1(t, "testdata/tiny")
+	info := m.Info()
+	if info.Kind != "bpe" || info.BOS == nil || *info.BOS != 256 || !slices.Equal(info.AddedIDs, []uint32{256}) || !slices.Equal(info.Templates, []string{"default"}) {
+		t.Errorf("Info = %+v", info)
+	}
+	ids, err := m.Encode([]uint32{7}, []byte("ab<|end|>é"), true)
+	// Ids 0 to 255 are the bytes, 256 is <|begin|>, 257 is <|end|>.
+	if want := []uint32{7, 256, 'a', 'b', 257, 0xc3, 0xa9}; err != nil || !slices.Equal(ids, want) {
+		t.Errorf("Encode = %v, %v; want %v", ids, err, want)
+	}
+	text, err := m.Render([]byte("> "), "", []byte(`{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true}`))
+	if want := "> <|begin|>user: hi<|end|>\nassistant:"; err != nil || string(text) != want {
+		t.Errorf("Render = %q, %v; want %q", text, err, want)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	m := load1(t, "testdata/tiny")
+	const chat = `{"messages":[{"role":"user","content":"secret"}]}`
+	for name, c := range map[string]struct {
+		template, input string
+		want            Code
+		reason          string
+	}{
+		"not JSON":            {"", `{"messages"`, CodeInput, "not JSON"},
+		"not UTF-8":           {"", "{\"messages\":\"\xff\"}", CodeInput, "UTF-8"},
+		"half a surrogate":    {"", `{"messages":[{"role":"\ud800"}]}`, CodeInput, "surrogate"},
+		"no messages":         {"", `{}`, CodeInput, "messages"},
+		"empty messages":      {"", `{"messages":[]}`, CodeInput, "messages"},
+		"unknown member":      {"", `{"messages":[{}],"model":"x"}`, CodeInput, "model"},
+		"deep":                {"", `{"messages":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, CodeInput, "128 levels"},
+		"raise_exception":     {"{{ raise_exception('no ' ~ messages[0].content) }}", chat, CodeTemplate, "no secret"},
+		"syntax":              {"{% if %}", chat, CodeTemplate, ""},
+		"endless loop":        {"{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% set x = a %}{% endfor %}{% endfor %}{% endfor %}", chat, CodeLimit, "steps"},
+		"doubling":            {"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", chat, CodeLimit, "steps"},
+		"repeated string":     {"{{ 'x' * 4000000000 }}", chat, CodeLimit, "steps"},
+		"recursive macro":     {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", chat, CodeTemplate, ""},
+		"immutable":           {"{{ messages.append(1) }}", chat, CodeTemplate, ""},
+		"unknown attribute":   {"{{ messages[0].a.b }}", chat, CodeTemplate, ""},
+		"generation + prompt": {"", `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true}`, CodeInput, "exclude"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := m.Render(nil, c.template, []byte(c.input))
+			var e *Error
+			if !errors.As(err, &e) || e.Code != c.want || !strings.Contains(e.Reason, c.reason) {
+				t.Fatalf("Render = %#v; want code %q and a reason with %q", err, c.want, c.reason)
+			}
+			if strings.Contains(err.Error(), "secret") {
+				t.Errorf("the error quotes the request: %v", err)
+			}
+		})
+	}
+	if _, err := m.Encode(nil, []byte("a\xffb"), true); !errors.As(err, new(*Error)) || !strings.Contains(err.Error(), "byte 1") {
+		t.Errorf("Encode of malformed UTF-8 = %v; want an error that names byte 1", err)
+	}
+	small, err := open(t).Load("testdata/tiny", LoadOptions{MaxInput: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *Error
+	if _, err = small.Encode(nil, []byte("0123456789x"), false); !errors.As(err, &e) || e.Code != CodeLimit {
+		t.Errorf("Encode beyond MaxInput = %v; want CodeLimit", err)
+	}
+	small.Close()
+	if _, err = small.Encode(nil, nil, false); !errors.Is(err, ErrClosed) {
+		t.Errorf("Encode of a closed model = %v; want ErrClosed", err)
+	}
+	if _, err = open(t).Load(t.TempDir(), LoadOptions{}); !errors.As(err, &e) || e.Code != CodeUnsupported || !strings.Contains(e.Reason, "tokenizer.json") {
+		t.Errorf("Load of an empty folder = %v; want CodeUnsupported that names tokenizer.json", err)
+	}
+}
