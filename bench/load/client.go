@@ -3,11 +3,13 @@ package load
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -21,32 +23,46 @@ type Result struct {
 	Status          int           // 0 if there was no response
 	Err             error         // nil for a complete response with status 200
 	TTFT            time.Duration // 0 if no token arrived
+	TPOT            time.Duration // mean time of an output token after the first; 0 with fewer than two
 	Total           time.Duration
 	Chunks          int
 	Bytes           int
 	Prompt          int // tokens as the engine counted them, -1 unknown
 	Output          int
-	Cached          int    // tokens as the engine reported them, -1 unknown
-	Worker          string // X-Sluice-Worker
-	Prefill         string // X-Sluice-Prefill-Worker
-	PredictedCached int    // X-Sluice-Cached-Tokens, -1 absent
+	Cached          int           // tokens as the engine reported them, -1 unknown
+	Worker          string        // X-Sluice-Worker
+	Prefill         string        // X-Sluice-Prefill-Worker
+	PredictedCached int           // X-Sluice-Cached-Tokens, -1 absent
+	RetryAfter      time.Duration // of a refusal
+
+	output    output // of a job that collects it
+	lastToken time.Duration
 }
+
+// refused reports whether the server sent the request away because it is busy.
+func (r *Result) refused() bool { return r.Status == 429 || r.Status == 503 }
+
+// unanswered reports whether the answer did not end in time.
+func (r *Result) unanswered() bool { return errors.Is(r.Err, errTimeout) }
 
 // client is one connection of a user, kept alive between requests.
 type client struct {
 	addr, head string
+	heads      []string // of the sources
 	timeout    time.Duration
 	conn       net.Conn
 	in         *bufio.Reader
 	out        []byte
 	last       time.Time
-	gap        func(time.Duration) // receives the time between two chunks of a stream
+	gap        func(time.Duration) // receives the time between two chunks of a stream; may be nil
+	dial       func() (net.Conn, error)
 }
 
-func newClient(o *Options, gap func(time.Duration)) (*client, error) {
+// newClient returns a client of valid options, not connected.
+func newClient(o *Options, heads []string) *client {
 	u, err := url.Parse(o.URL)
 	if err != nil {
-		return nil, err
+		panic(err) // Validate parsed the same URL
 	}
 	path := map[string]string{"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/inference/v1/generate"}[o.Endpoint]
 	var head strings.Builder
@@ -55,7 +71,11 @@ func newClient(o *Options, gap func(time.Duration)) (*client, error) {
 		head.WriteString(h + "\r\n")
 	}
 	head.WriteString("Content-Length: ")
-	return &client{addr: u.Host, head: head.String(), timeout: o.Timeout, gap: gap}, nil
+	c := &client{addr: u.Host, head: head.String(), heads: heads, timeout: o.Timeout, dial: o.dial}
+	if c.dial == nil {
+		c.dial = func() (net.Conn, error) { return net.DialTimeout("tcp", c.addr, min(c.timeout, 10*time.Second)) }
+	}
+	return c
 }
 
 func (c *client) close() {
@@ -65,33 +85,43 @@ func (c *client) close() {
 	}
 }
 
-// do sends the job and reads the whole response. Latencies are counted from from.
-func (c *client) do(job *Job, from time.Time) Result {
+// do sends the job and reads the whole response, until the time-out or the end of ctx.
+// Latencies are counted from from.
+func (c *client) do(ctx context.Context, job *Job, from time.Time) Result {
 	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, PredictedCached: -1}
 	r.SendDelay = r.Sent.Sub(from)
 	deadline := r.Sent.Add(c.timeout)
 	fresh := c.conn == nil
-	r.Err = c.try(job, from, deadline, &r)
+	r.Err = c.try(ctx, job, from, deadline, &r)
 	if r.Err != nil {
 		c.close()
-		if !fresh && r.Status == 0 && errors.Is(r.Err, errIdleClosed) {
+		if !fresh && r.Status == 0 && errors.Is(r.Err, errIdleClosed) && !errors.Is(r.Err, os.ErrDeadlineExceeded) {
 			// The server closed the idle connection; this is not a response to the
 			// request.
-			r.Err = c.try(job, from, deadline, &r)
+			r.Err = c.try(ctx, job, from, deadline, &r)
 			if r.Err != nil {
 				c.close()
 			}
 		}
 	}
 	r.Total = time.Since(from)
+	if errors.Is(r.Err, os.ErrDeadlineExceeded) {
+		r.Err = errTimeout
+	}
+	if n := max(r.Output, r.Chunks); r.Chunks > 1 && r.lastToken > r.TTFT {
+		r.TPOT = (r.lastToken - r.TTFT) / time.Duration(n-1)
+	}
 	return r
 }
 
-var errIdleClosed = errors.New("load: the server closed the idle connection")
+var (
+	errIdleClosed = errors.New("load: the server closed the idle connection")
+	errTimeout    = errors.New("load: no complete answer within the time-out, or by the end of the run")
+)
 
-func (c *client) try(job *Job, from, deadline time.Time, r *Result) error {
+func (c *client) try(ctx context.Context, job *Job, from, deadline time.Time, r *Result) error {
 	if c.conn == nil {
-		conn, err := net.DialTimeout("tcp", c.addr, min(c.timeout, 10*time.Second))
+		conn, err := c.dial()
 		if err != nil {
 			return fmt.Errorf("load: cannot connect: %w", err)
 		}
@@ -103,12 +133,16 @@ func (c *client) try(job *Job, from, deadline time.Time, r *Result) error {
 		}
 	}
 	c.conn.SetDeadline(deadline)
+	conn := c.conn
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(longAgo) })()
 	c.out = append(c.out[:0], c.head...)
 	c.out = strconv.AppendInt(c.out, int64(len(job.Body)), 10)
 	if job.Session != "" {
 		c.out = append(append(c.out, "\r\nX-Sluice-Session: "...), job.Session...)
 	}
-	c.out = append(append(c.out, "\r\n\r\n"...), job.Body...)
+	c.out = append(c.out, "\r\n"...)
+	c.out = append(c.out, c.heads[job.source]...)
+	c.out = append(append(c.out, "\r\n"...), job.Body...)
 	if _, err := c.conn.Write(c.out); err != nil {
 		return fmt.Errorf("%w: %w", errIdleClosed, err)
 	}
@@ -120,6 +154,10 @@ func (c *client) try(job *Job, from, deadline time.Time, r *Result) error {
 		defer c.close()
 	}
 	var scan eventScan
+	if job.collect {
+		r.output = output{}
+		scan.answer = &r.output
+	}
 	c.last = time.Time{}
 	if chunked {
 		err = c.readChunks(from, r, &scan)
@@ -172,6 +210,11 @@ func (c *client) readHead(r *Result) (length int, chunked, closes bool, err erro
 					return 0, false, false, fmt.Errorf("load: bad Content-Length %q", value)
 				}
 			}
+		case len("Retry-After"):
+			if bytes.EqualFold(name, []byte("Retry-After")) {
+				seconds, _ := strconv.ParseUint(string(value), 10, 16) // a date counts as none
+				r.RetryAfter = time.Duration(seconds) * time.Second
+			}
 		case len("Transfer-Encoding"):
 			if bytes.EqualFold(name, []byte("Transfer-Encoding")) {
 				chunked = bytes.EqualFold(value, []byte("chunked"))
@@ -195,6 +238,9 @@ func (c *client) readHead(r *Result) (length int, chunked, closes bool, err erro
 		}
 	}
 }
+
+// longAgo is a deadline that ends reads and writes at once.
+var longAgo = time.Unix(1, 0)
 
 // maxBody limits a response that is read as a whole.
 const maxBody = 64 << 20
@@ -252,8 +298,11 @@ func (c *client) readChunks(from time.Time, r *Result, scan *eventScan) error {
 		now := time.Now()
 		if scan.tokens > 0 && r.TTFT == 0 {
 			r.TTFT = now.Sub(from)
-		} else if !c.last.IsZero() && scan.tokens > r.Chunks {
+		} else if !c.last.IsZero() && scan.tokens > r.Chunks && c.gap != nil {
 			c.gap(now.Sub(c.last))
+		}
+		if scan.tokens > r.Chunks {
+			r.lastToken = now.Sub(from)
 		}
 		r.Chunks = scan.tokens
 		c.last = now

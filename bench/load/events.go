@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"encoding/json"
 	"strconv"
 )
 
@@ -16,6 +17,32 @@ type eventScan struct {
 	failed bool
 
 	prompt, output, cached int
+
+	answer *output // collects the answer, if not nil
+}
+
+// output is the text of an answer, and its token ids if the engine sent them.
+type output struct {
+	text []byte
+	ids  []uint32
+}
+
+// collect adds the content of an event of any endpoint.
+func (out *output) collect(data []byte) {
+	var ev struct {
+		Choices []struct {
+			Text  string
+			Delta struct{ Content string }
+			IDs   []uint32 `json:"token_ids"`
+		}
+	}
+	if json.Unmarshal(data, &ev) != nil {
+		return
+	}
+	for _, c := range ev.Choices {
+		out.text = append(append(out.text, c.Text...), c.Delta.Content...)
+		out.ids = append(out.ids, c.IDs...)
+	}
 }
 
 const maxLine = 1 << 20
@@ -64,6 +91,9 @@ func (s *eventScan) endLine(line []byte) {
 	default:
 		if hasContent(data) {
 			s.tokens++
+			if s.answer != nil {
+				s.answer.collect(data)
+			}
 		}
 		s.usage(data)
 	}

@@ -223,7 +223,7 @@ func TestTrace(t *testing.T) {
 	}
 	o := Default()
 	o.Trace, o.Endpoint, o.TokenIDs, o.TraceSpeed = path, "completions", true, 2
-	w, err := openTrace(o)
+	w, err := openTrace(&o, o.sources())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +273,7 @@ func TestTraceErrorsNameTheLine(t *testing.T) {
 func TestSharedPrefixAndTurns(t *testing.T) {
 	o := Default()
 	o.PromptTokens, o.SharedPrefix, o.Groups, o.Turns, o.Endpoint, o.TokenIDs = 100, 0.6, 2, 3, "completions", true
-	w := newSynthetic(o)
+	w := newSynthetic(&o, &o.sources()[0], 0)
 	first := map[string]int{}
 	longer := 0
 	for range 200 {
@@ -297,7 +297,8 @@ func TestSharedPrefixAndTurns(t *testing.T) {
 
 func TestSameSeedSameLoad(t *testing.T) {
 	bodies := func() (all []string) {
-		w := newSynthetic(Default())
+		o := Default()
+		w := newSynthetic(&o, &o.sources()[0], 0)
 		for range 20 {
 			j, _ := w.next()
 			all = append(all, string(j.Body))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 	"time"
@@ -28,6 +29,15 @@ type Options struct {
 	Requests int           // number of requests to send; 0: until Duration ends
 	Timeout  time.Duration // of one request [120s]
 
+	// Warmup and Cooldown are sent in addition, before and after Duration, and not counted: the
+	// report is of the requests due in Duration. With a Cooldown, what is unanswered at its end
+	// is cut off, and counted if it was due in Duration.
+	Warmup, Cooldown time.Duration
+
+	// Sources replace the load of the fields above by several, each with its own tenant, class and
+	// targets.
+	Sources []Source
+
 	// The synthetic workload.
 	PromptTokens int     // [512]
 	OutputTokens int     // [64]
@@ -44,10 +54,9 @@ type Options struct {
 	TokenIDs bool         // completions: send prompts as token ids
 	Headers  []string     // "Name: value", added to every request
 	OnResult func(Result) // called from the goroutines of the requests; may be nil
-}
 
-// open reports whether the run is an open loop.
-func (o *Options) open() bool { return o.Rate > 0 || o.Trace != "" && o.Concurrency == 0 }
+	dial func() (net.Conn, error) // tests: instead of a TCP connection to URL
+}
 
 const defaultConcurrency = 16
 
@@ -58,6 +67,18 @@ func Default() Options {
 		MaxInFlight: 4096, Duration: 10 * time.Second, Timeout: 120 * time.Second,
 		PromptTokens: 512, OutputTokens: 64, SharedPrefix: 0.5, Groups: 8, Turns: 1, Seed: 1, TraceSpeed: 1,
 	}
+}
+
+type sourceList struct{ all *[]Source }
+
+func (l sourceList) String() string { return "" }
+
+func (l sourceList) Set(v string) error {
+	s, err := parseSource(v)
+	if err == nil {
+		*l.all = append(*l.all, s)
+	}
+	return err
 }
 
 type headerList struct{ all *[]string }
@@ -76,7 +97,10 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.Poisson, "poisson", o.Poisson, "open loop: exponential intervals instead of equal ones")
 	fs.IntVar(&o.MaxInFlight, "max-in-flight", o.MaxInFlight, "open loop: at most `N` concurrent requests; more are dropped and counted")
 	fs.DurationVar(&o.Duration, "duration", o.Duration, "how long to send requests")
-	fs.IntVar(&o.Requests, "requests", o.Requests, "stop after `N` requests (0: after --duration)")
+	fs.DurationVar(&o.Warmup, "warmup", o.Warmup, "`time` of load before --duration that is not counted")
+	fs.DurationVar(&o.Cooldown, "cooldown", o.Cooldown, "`time` of load after --duration that is not counted; at its end, what is unanswered is cut off (0: waits for all answers)")
+	fs.Var(sourceList{&o.Sources}, "source", "a source of requests, as `KEY=VALUE,…`; may be repeated. Keys: "+strings.Join(sourceKeyNames(), ", "))
+	fs.IntVar(&o.Requests, "requests", o.Requests, "stop after `N` requests, of each source (0: after --duration)")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "timeout of one request")
 	fs.IntVar(&o.PromptTokens, "prompt-tokens", o.PromptTokens, "about `N` tokens per prompt")
 	fs.IntVar(&o.OutputTokens, "output-tokens", o.OutputTokens, "max_tokens of a request")
@@ -122,6 +146,15 @@ func (o *Options) Validate() error {
 	if o.Duration <= 0 && o.Requests <= 0 {
 		bad("duration", o.Duration, "more than 0, or --requests")
 	}
+	if o.Warmup < 0 {
+		bad("warmup", o.Warmup, "0 or more")
+	}
+	if o.Cooldown < 0 {
+		bad("cooldown", o.Cooldown, "0 or more")
+	}
+	if (o.Warmup > 0 || o.Cooldown > 0) && o.Duration <= 0 {
+		bad("duration", o.Duration, "more than 0 with --warmup or --cooldown")
+	}
 	if o.Timeout <= 0 {
 		bad("timeout", o.Timeout, "more than 0")
 	}
@@ -148,5 +181,6 @@ func (o *Options) Validate() error {
 			bad("header", h, `"Name: value"`)
 		}
 	}
+	errs = append(errs, o.validateSources()...)
 	return errors.Join(errs...)
 }

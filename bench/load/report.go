@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +18,13 @@ import (
 // recorder collects results. Latencies are recorded in HDR histograms in microseconds,
 // from 1 µs to 1 h with three digits.
 type recorder struct {
+	sources []Source
+	window  window
+
 	mu           sync.Mutex
+	groups       grouping
+	dropped      int64
+	sessions     sessions
 	ttft         *hdrhistogram.Histogram
 	inter        *hdrhistogram.Histogram
 	total        *hdrhistogram.Histogram
@@ -25,7 +32,7 @@ type recorder struct {
 	ok           int64
 	errors       map[string]int64
 	statusCounts map[int]int64 // by status
-	chunks       int64
+	chunks       int64         // of responses that ended in the window
 	bytes        int64
 	requestBytes int64 // bytes of requests with a response
 	prompt       int64
@@ -37,9 +44,24 @@ type recorder struct {
 	byWorker  map[string]int64 // by decode worker
 }
 
-func newRecorder() *recorder {
-	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(time.Hour/time.Microsecond), 3) }
-	return &recorder{ttft: h(), inter: h(), total: h(), sendDelay: h(), errors: map[string]int64{}, statusCounts: map[int]int64{}, byWorker: map[string]int64{}}
+// sessions counts those of agents.
+type sessions struct {
+	finished, unfinished, retries int64
+	time                          *hdrhistogram.Histogram // of finished ones
+}
+
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, int64(time.Hour/time.Microsecond), 3)
+}
+
+// newRecorder returns a recorder of the requests that are due in a window; named reports whether
+// the sources have names that the user chose.
+func newRecorder(sources []Source, w window, named bool) *recorder {
+	return &recorder{
+		sources: sources, window: w, groups: newGrouping(sources, named), sessions: sessions{time: newHistogram()},
+		ttft: newHistogram(), inter: newHistogram(), total: newHistogram(), sendDelay: newHistogram(),
+		errors: map[string]int64{}, statusCounts: map[int]int64{}, byWorker: map[string]int64{},
+	}
 }
 
 func record(h *hdrhistogram.Histogram, d time.Duration) {
@@ -55,11 +77,56 @@ func (r *recorder) gap(d time.Duration) {
 
 const maxErrorKinds = 20
 
-func (r *recorder) result(res *Result, job Job) {
+// drop counts a request that was not sent.
+func (r *recorder) drop(source int, due time.Time) {
+	if !r.window.has(due) {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.dropped++
+	for _, g := range r.groups.of[source] {
+		g.dropped++
+	}
+}
+
+// retry counts a refused request of an agent, which it sends again.
+func (r *recorder) retry() {
+	r.mu.Lock()
+	r.sessions.retries++
+	r.mu.Unlock()
+}
+
+// session counts a session that took d.
+func (r *recorder) session(d time.Duration, finished bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !finished {
+		r.sessions.unfinished++
+		return
+	}
+	r.sessions.finished++
+	record(r.sessions.time, d)
+}
+
+// result counts a request that was due at due.
+func (r *recorder) result(res *Result, job *Job, due time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	groups := r.groups.of[job.source]
+	if r.window.has(due.Add(res.Total)) {
+		r.chunks += int64(res.Chunks)
+		for _, g := range groups {
+			g.ended(res)
+		}
+	}
+	if !r.window.has(due) {
+		return
+	}
+	for _, g := range groups {
+		g.due(&r.sources[job.source], res)
+	}
 	r.statusCounts[res.Status]++
-	r.chunks += int64(res.Chunks)
 	r.bytes += int64(res.Bytes)
 	record(r.sendDelay, res.SendDelay)
 	if res.Err != nil {
@@ -107,7 +174,7 @@ type Snapshot struct {
 func (r *run) snapshot() Snapshot {
 	r.rec.mu.Lock()
 	defer r.rec.mu.Unlock()
-	s := Snapshot{Elapsed: time.Since(r.began), OK: r.rec.ok, InFlight: r.inFlight.Load(), Dropped: r.dropped.Load()}
+	s := Snapshot{Elapsed: time.Since(r.began), OK: r.rec.ok, InFlight: r.inFlight.Load(), Dropped: r.rec.dropped}
 	for _, n := range r.rec.errors {
 		s.Failed += n
 	}
@@ -135,7 +202,8 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 	return Quantiles{Count: h.TotalCount(), Mean: h.Mean() / 1000, P50: at(50), P90: at(90), P99: at(99), P999: at(99.9), Max: float64(h.Max()) / 1000}
 }
 
-// Report is the result of a run.
+// Report is the result of a run. With a warm-up or a cool-down it is of the requests that were due
+// between them, and its rates are of what ended between them.
 type Report struct {
 	Loop                  string           `json:"loop"` // closed or open
 	Seconds               float64          `json:"seconds"`
@@ -158,21 +226,47 @@ type Report struct {
 	Total                 Quantiles        `json:"end_to_end"`
 	SendDelay             Quantiles        `json:"send_delay"`                   // from the time at which a request was due until it was sent
 	ByWorker              map[string]int64 `json:"requests_by_worker,omitempty"` // by X-Sluice-Worker
+
+	WindowSeconds float64          `json:"window_seconds"` // --duration, or all of the run without a warm-up and a cool-down
+	Overall       Group            `json:"overall"`
+	BySource      map[string]Group `json:"by_source,omitempty"`
+	ByClass       map[string]Group `json:"by_class,omitempty"`
+	ByTenant      map[string]Group `json:"by_tenant,omitempty"` // by X-Sluice-Tenant or key
+	Fairness      float64          `json:"fairness,omitempty"`  // Jain's index over the tokens computed for the tenants
+	Sessions      *Sessions        `json:"sessions,omitempty"`  // of agents
+}
+
+// Sessions is the part of a report that is about the sessions of agents.
+type Sessions struct {
+	Finished   int64     `json:"finished"`
+	Unfinished int64     `json:"unfinished"` // ended by a failed request or the end of the run
+	Retries    int64     `json:"retries"`    // refused requests that were sent again
+	Time       Quantiles `json:"time"`       // from the first request to the end of the last, pauses included
 }
 
 func (r *run) report() *Report {
 	r.rec.mu.Lock()
 	defer r.rec.mu.Unlock()
 	rec := r.rec
-	secs := time.Since(r.began).Seconds()
+	total := time.Since(r.began).Seconds()
+	secs := total
+	if !rec.window.until.IsZero() {
+		secs = min(r.o.Duration.Seconds(), max(total-r.o.Warmup.Seconds(), 1e-3))
+	}
+	all := rec.groups.all
 	rep := &Report{
-		Loop: "closed", Seconds: secs, OK: rec.ok, Dropped: r.dropped.Load(), Errors: rec.errors,
-		RequestsPerSec: float64(rec.ok) / secs, ChunksPerSec: float64(rec.chunks) / secs, OutputPerSec: float64(rec.output) / secs,
+		Loop: "closed", Seconds: total, WindowSeconds: secs, OK: rec.ok, Dropped: rec.dropped, Errors: rec.errors,
+		RequestsPerSec: float64(all.served) / secs, ChunksPerSec: float64(rec.chunks) / secs, OutputPerSec: float64(all.servedOutput) / secs,
 		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedCachedTokens: rec.predicted, Bytes: rec.bytes, RequestBytes: rec.requestBytes,
 		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), SendDelay: quantiles(rec.sendDelay),
 		ByWorker: rec.byWorker,
+		Overall:  all.report(secs), BySource: reportGroups(rec.groups.bySource, secs), ByClass: reportGroups(rec.groups.byClass, secs),
+		ByTenant: reportGroups(rec.groups.byTenant, secs), Fairness: fairness(rec.groups.byTenant),
 	}
-	if r.o.open() {
+	if s := &rec.sessions; s.finished+s.unfinished > 0 {
+		rep.Sessions = &Sessions{Finished: s.finished, Unfinished: s.unfinished, Retries: s.retries, Time: quantiles(s.time)}
+	}
+	if r.open {
 		rep.Loop = "open"
 	}
 	for _, n := range rec.errors {
@@ -229,8 +323,39 @@ func (rep *Report) WriteTable(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "requests by worker: %s\n", strings.Join(names, ", "))
 	}
+	if err := rep.writeGroups(w); err != nil {
+		return err
+	}
 	for text, n := range rep.Errors {
 		fmt.Fprintf(w, "  %s × %s\n", humanize.Comma(n), text)
+	}
+	return nil
+}
+
+// writeGroups writes what became of the requests of each source, if there are several, and of
+// the sessions of agents.
+func (rep *Report) writeGroups(w io.Writer) error {
+	if len(rep.BySource) > 0 {
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintf(t, "\nsource\tdue\tok\twithin targets/s\trefused\tunanswered\tfailed\tfirst token p50\tp99\tper token p50\tp99\tcomputed tokens\t\n")
+		row := func(name string, g Group) {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%.2f\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", name, humanize.Comma(g.Requests), humanize.Comma(g.OK), g.Goodput,
+				humanize.Comma(g.Refused), humanize.Comma(g.Unanswered), humanize.Comma(g.Failed), ms(g.TTFT.P50), ms(g.TTFT.P99), ms(g.TPOT.P50), ms(g.TPOT.P99), humanize.Comma(g.ServedComputed))
+		}
+		for _, name := range slices.Sorted(maps.Keys(rep.BySource)) {
+			row(name, rep.BySource[name])
+		}
+		row("all", rep.Overall)
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(rep.ByTenant) > 1 {
+		fmt.Fprintf(w, "fairness between tenants (Jain's index of computed tokens) %.3f\n", rep.Fairness)
+	}
+	if s := rep.Sessions; s != nil {
+		fmt.Fprintf(w, "sessions: %s finished, %s not, %s refused requests repeated; time p50 %s, p99 %s, max %s\n", humanize.Comma(s.Finished), humanize.Comma(s.Unfinished),
+			humanize.Comma(s.Retries), ms(s.Time.P50), ms(s.Time.P99), ms(s.Time.Max))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -20,7 +21,9 @@ type traceLine struct {
 	InputLength  int      `json:"input_length"`
 	OutputLength int      `json:"output_length"`
 	HashIDs      []uint64 `json:"hash_ids"`
-	Session      string   `json:"session"` // an extension of Mooncake's format: sent as X-Sluice-Session
+	// Extensions of Mooncake's format.
+	Session string `json:"session"` // sent as X-Sluice-Session
+	Source  string `json:"source"`  // name of the source; may be missing if there is only one
 }
 
 // maxTraceInput limits the prompt of one line, so that an unsuitable file cannot ask
@@ -29,7 +32,8 @@ const maxTraceInput = 4_000_000
 
 // trace replays a file line by line; it holds only one line at a time.
 type trace struct {
-	o     Options
+	o     *Options
+	srcs  []Source
 	file  *os.File
 	lines *bufio.Scanner
 	line  int
@@ -38,12 +42,12 @@ type trace struct {
 	err   error
 }
 
-func openTrace(o Options) (*trace, error) {
+func openTrace(o *Options, sources []Source) (*trace, error) {
 	f, err := os.Open(o.Trace)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("load: cannot replay %q: %w", o.Trace, err)
 	}
-	t := &trace{o: o, file: f, lines: bufio.NewScanner(f)}
+	t := &trace{o: o, srcs: sources, file: f, lines: bufio.NewScanner(f)}
 	t.lines.Buffer(make([]byte, 64<<10), 16<<20)
 	return t, nil
 }
@@ -71,13 +75,21 @@ func (t *trace) next() (Job, bool) {
 			t.err = fmt.Errorf("line %d: session %q; want at most 256 visible ASCII characters", t.line, l.Session)
 			return t.next()
 		}
+		src := slices.IndexFunc(t.srcs, func(s Source) bool { return s.Name == l.Source })
+		if src < 0 && l.Source == "" && len(t.srcs) == 1 {
+			src = 0
+		}
+		if src < 0 {
+			t.err = fmt.Errorf("line %d: source %q; want the name of a --source", t.line, l.Source)
+			return t.next()
+		}
 		if t.n == 0 {
 			t.first = l.Timestamp
 		}
 		t.n++
 		out := max(1, l.OutputLength)
 		due := time.Duration((l.Timestamp - t.first) / t.o.TraceSpeed * float64(time.Millisecond))
-		return Job{Due: due, Body: render(&t.o, blockTokens(l), out), Tokens: l.InputLength, Output: out, Session: l.Session}, true
+		return Job{Due: due, Body: render(t.o, t.srcs[src].Priority, blockTokens(l), out), Tokens: l.InputLength, Output: out, Session: l.Session, source: src}, true
 	}
 	if err := t.lines.Err(); err != nil {
 		t.err = fmt.Errorf("line %d: %w", t.line+1, err)

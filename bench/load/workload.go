@@ -1,7 +1,7 @@
 package load
 
 import (
-	"fmt"
+	"encoding/json"
 	"math"
 	"math/rand/v2"
 	"strconv"
@@ -17,6 +17,9 @@ type Job struct {
 	Output int           // max_tokens
 	// Session, if not empty, is sent as X-Sluice-Session.
 	Session string
+
+	source  int  // index of its source
+	collect bool // the answer is needed, see Result.output
 }
 
 // workload returns jobs one by one; next is called from one goroutine at a time.
@@ -38,7 +41,9 @@ var vocabulary = [...]string{
 // synthetic makes prompts with a shared prefix per group, and conversations of several
 // turns.
 type synthetic struct {
-	o             Options
+	o             *Options
+	src           *Source
+	index         int // of src
 	rng           *rand.Rand
 	n             int
 	prefix        []([]uint32)    // by group: token ids
@@ -52,15 +57,17 @@ type conversation struct {
 	turn   int
 }
 
-func newSynthetic(o Options) *synthetic {
-	s := &synthetic{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x5eed))}
-	shared := int(math.Round(float64(o.PromptTokens) * o.SharedPrefix))
-	for range o.Groups {
-		s.prefix = append(s.prefix, s.newConversation(shared))
+// newSynthetic makes the workload of a source. It has random numbers of its own, so that its
+// requests are the same whatever other sources there are.
+func newSynthetic(o *Options, src *Source, index int) *synthetic {
+	s := &synthetic{o: o, src: src, index: index, rng: rand.New(rand.NewPCG(o.Seed, 0x5eed+uint64(index)))}
+	shared := int(math.Round(float64(src.PromptTokens) * src.SharedPrefix))
+	for range src.Groups {
+		s.prefix = append(s.prefix, randomTokens(s.rng, shared))
 	}
 	s.gaps = func() time.Duration { return 0 }
-	if o.Rate > 0 {
-		mean := float64(time.Second) / o.Rate
+	if src.Rate > 0 {
+		mean := float64(time.Second) / src.Rate
 		s.gaps = func() time.Duration { return time.Duration(mean) }
 		if o.Poisson {
 			s.gaps = func() time.Duration { return time.Duration(s.rng.ExpFloat64() * mean) }
@@ -72,12 +79,24 @@ func newSynthetic(o Options) *synthetic {
 // maxOpenConversations is how many conversations a synthetic load has open at once.
 const maxOpenConversations = 32
 
-func (s *synthetic) newConversation(n int) []uint32 {
+func randomTokens(rng *rand.Rand, n int) []uint32 {
 	t := make([]uint32, n)
 	for i := range t {
-		t[i] = uint32(s.rng.IntN(1 << 16))
+		t[i] = uint32(rng.IntN(1 << 16))
 	}
 	return t
+}
+
+// maxSpread limits a random length, as a multiple of its mean.
+const maxSpread = 8
+
+// lengthOf returns a length with that mean: log-normal with that sigma, or the mean if it is 0.
+func lengthOf(rng *rand.Rand, mean int, sigma float64) int {
+	if sigma == 0 {
+		return mean
+	}
+	n := float64(mean) * math.Exp(sigma*rng.NormFloat64()-sigma*sigma/2)
+	return int(math.Round(min(max(n, 1), maxSpread*float64(mean))))
 }
 
 func (s *synthetic) next() (Job, bool) {
@@ -91,27 +110,27 @@ func (s *synthetic) next() (Job, bool) {
 	if full := len(s.conversations) >= maxOpenConversations; len(s.conversations) > 0 && (full || s.rng.IntN(2) == 0) {
 		i := s.rng.IntN(len(s.conversations))
 		t = s.conversations[i]
-		t.tokens = append(t.tokens, s.newConversation(max(1, s.o.PromptTokens/8))...)
+		t.tokens = append(t.tokens, randomTokens(s.rng, max(1, s.src.PromptTokens/8))...)
 		t.turn++
-		if t.turn >= s.o.Turns {
+		if t.turn >= s.src.Turns {
 			s.conversations[i] = s.conversations[len(s.conversations)-1]
 			s.conversations = s.conversations[:len(s.conversations)-1]
 		}
 	} else {
 		p := s.prefix[s.rng.IntN(len(s.prefix))]
-		t = &conversation{tokens: append(append([]uint32{}, p...), s.newConversation(max(0, s.o.PromptTokens-len(p)))...), turn: 1}
-		if s.o.Turns > 1 {
+		own := max(0, lengthOf(s.rng, s.src.PromptTokens, s.src.Spread)-len(p))
+		t = &conversation{tokens: append(append([]uint32{}, p...), randomTokens(s.rng, own)...), turn: 1}
+		if s.src.Turns > 1 {
 			s.conversations = append(s.conversations, t)
 		}
 	}
 	s.due += s.gaps()
-	return Job{Due: s.due, Body: render(&s.o, t.tokens, s.o.OutputTokens), Tokens: len(t.tokens), Output: s.o.OutputTokens}, true
+	output := lengthOf(s.rng, s.src.OutputTokens, s.src.Spread)
+	return Job{Due: s.due, Body: render(s.o, s.src.Priority, t.tokens, output), Tokens: len(t.tokens), Output: output, source: s.index}, true
 }
 
-// render writes the request body. Text prompts have one word per token, numbered so
-// that any two tokens differ.
-func render(o *Options, tokens []uint32, output int) []byte {
-	b := make([]byte, 0, 64+len(tokens)*8)
+// appendStart appends the members of a request body that do not depend on the prompt.
+func appendStart(b []byte, o *Options, priority int) []byte {
 	b = append(b, `{"model":`...)
 	b = strconv.AppendQuote(b, o.Model)
 	b = append(b, `,"stream":`...)
@@ -119,17 +138,33 @@ func render(o *Options, tokens []uint32, output int) []byte {
 	if o.Stream && o.Endpoint != "generate" {
 		b = append(b, `,"stream_options":{"include_usage":true}`...)
 	}
+	if priority != 0 {
+		b = strconv.AppendInt(append(b, `,"priority":`...), int64(priority), 10)
+	}
+	return b
+}
+
+// appendLimit appends the members that make an answer exactly output tokens long, after a
+// comma or the start of an object.
+func appendLimit(b []byte, output int) []byte {
+	if b[len(b)-1] != '{' {
+		b = append(b, ',')
+	}
+	b = strconv.AppendInt(append(b, `"max_tokens":`...), int64(output), 10)
+	return append(b, `,"ignore_eos":true`...)
+}
+
+// render writes the request body. Text prompts have one word per token, numbered so
+// that any two tokens differ.
+func render(o *Options, priority int, tokens []uint32, output int) []byte {
+	b := appendStart(make([]byte, 0, 64+len(tokens)*8), o, priority)
 	switch o.Endpoint {
 	case "chat":
-		b = append(b, `,"max_tokens":`...)
-		b = strconv.AppendInt(b, int64(output), 10)
-		b = append(b, `,"ignore_eos":true,"messages":[{"role":"user","content":"`...)
+		b = append(appendLimit(b, output), `,"messages":[{"role":"user","content":"`...)
 		b = appendText(b, tokens)
 		b = append(b, `"}]}`...)
 	case "completions":
-		b = append(b, `,"max_tokens":`...)
-		b = strconv.AppendInt(b, int64(output), 10)
-		b = append(b, `,"ignore_eos":true,"prompt":`...)
+		b = append(appendLimit(b, output), `,"prompt":`...)
 		if o.TokenIDs {
 			b = appendIDs(b, tokens)
 		} else {
@@ -137,8 +172,7 @@ func render(o *Options, tokens []uint32, output int) []byte {
 		}
 		b = append(b, '}')
 	case "generate":
-		b = append(b, `,"sampling_params":{"ignore_eos":true,"max_tokens":`...)
-		b = strconv.AppendInt(b, int64(output), 10)
+		b = appendLimit(append(b, `,"sampling_params":{`...), output)
 		b = append(b, `},"token_ids":`...)
 		b = append(appendIDs(b, tokens), '}')
 	}
@@ -164,9 +198,18 @@ func appendIDs(b []byte, tokens []uint32) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendUint(b, uint64(t%30_000+3), 10)
+		b = strconv.AppendUint(b, uint64(tokenID(t)), 10)
 	}
 	return append(b, ']')
+}
+
+// tokenID maps a synthetic token to an id that the vocabularies of engines have.
+func tokenID(t uint32) uint32 { return t%30_000 + 3 }
+
+// appendJSON appends s as a JSON string.
+func appendJSON(b []byte, s string) []byte {
+	quoted, _ := json.Marshal(s) // a string always has a JSON form
+	return append(b, quoted...)
 }
 
 // jobQueue serialises a workload for many users.
@@ -179,15 +222,4 @@ func (f *jobQueue) next() (Job, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.w.next()
-}
-
-func newWorkload(o Options) (workload, error) {
-	if o.Trace != "" {
-		t, err := openTrace(o)
-		if err != nil {
-			return nil, fmt.Errorf("load: cannot replay %q: %w", o.Trace, err)
-		}
-		return t, nil
-	}
-	return newSynthetic(o), nil
 }

@@ -213,8 +213,8 @@ func TestPriorityScheduling(t *testing.T) {
 						return
 					}
 					defer resp.Body.Close()
-					if said, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
-						t.Errorf("%s: status %d, %v: %s", id, resp.StatusCode, err, said)
+					if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
+						t.Errorf("%s: status %d, %v: %s", id, resp.StatusCode, err, text)
 					}
 				})
 				testwait.Until(t, "the engine has "+id, func() bool {

@@ -14,7 +14,16 @@ import (
 )
 
 const loadLong = `Sends load to an OpenAI-compatible server and prints the latencies and failures that a client
-sees: a closed loop (--concurrency), an open loop (--rate), or a trace (--trace).`
+sees: a closed loop (--concurrency), an open loop (--rate), a trace (--trace), or several sources at
+once (--source), each with a load, a tenant, a class and targets of its own. The report of sources
+has the answers within their targets (goodput), refusals, and the tokens computed for each tenant.
+
+Keys of --source: name; a load: rate (requests a second, open loop), users (closed loop) or agents
+(sessions of several turns, whose prompts grow by the answer and the result of a tool); class
+(X-Sluice-Priority), tenant (X-Sluice-Tenant), key (an API key), priority (of the body); deadline,
+ttft, tpot (targets); prompt, output (tokens), spread (sigma of their log-normal distribution),
+groups, shared-prefix, turns (agents: MIN-MAX); for agents: pause (mean time of a tool), grow (mean
+tokens of its result), start (interval in which the sessions begin).`
 
 const loadExamples = `
   sluice load --url http://127.0.0.1:8080 --concurrency 32 --duration 30s
@@ -22,7 +31,12 @@ const loadExamples = `
   sluice load --rate 50 --poisson --turns 4 --shared-prefix 0.8
       open loop: 50 requests a second, conversations of four turns with common prefixes
   sluice load --trace trace.jsonl --trace-speed 10 --duration 5m --json
-      replay {timestamp, input_length, output_length, hash_ids} lines ten times as fast`
+      replay {timestamp, input_length, output_length, hash_ids} lines ten times as fast
+  sluice load --poisson --warmup 5s --duration 30s --cooldown 5s \
+      --source tenant=a,class=high,rate=20,ttft=1s,tpot=50ms --source tenant=b,rate=80,ttft=5s
+      two tenants with targets; what is due in the first and last 5 s is not counted
+  sluice load --duration 1h --source agents=64,turns=20-60,prompt=1000,grow=200,output=40,spread=0.5,pause=1s
+      64 sessions of agents that call tools`
 
 func loadCommand() *cobra.Command {
 	o := load.Default()
