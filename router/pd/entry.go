@@ -59,7 +59,12 @@ func (q *request) setEntryPlan() {
 // setTraceparent makes the leg's span the parent of what the engine traces, if the request has a
 // trace. Without one the client's traceparent goes to the engine unchanged.
 func (q *request) setTraceparent(fields []upstream.Field, l *legRecord) []upstream.Field {
-	parent := l.entry.LegTraceparent(int(l.entryLeg))
+	return withTraceparent(fields, l.entry, int(l.entryLeg))
+}
+
+// withTraceparent is setTraceparent for a leg of any entry.
+func withTraceparent(fields []upstream.Field, e *requestlog.Entry, leg int) []upstream.Field {
+	parent := e.LegTraceparent(leg)
 	if parent == "" {
 		return fields
 	}

@@ -10,8 +10,10 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/redact"
+	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
+	"sluice/router/requestlog"
 	"sluice/router/worker"
 )
 
@@ -276,21 +278,23 @@ func (r *Runner) serveStored(x front.Exchange) {
 	}
 	opt := r.options()
 	call := new(upstream.Call)
+	s := beginStored(opt.RequestLog, x, rank)
 	x.OnClientGone(call.Cancel)
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   req.Stored.Method,
 		Path:     req.Stored.Path(),
-		Fields:   append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: req.RequestID}, front.HopField(x)),
+		Fields:   withTraceparent(append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: req.RequestID}, front.HopField(x)), s.entry, s.leg),
 		Deadline: time.Now().Add(opt.Timeouts.Decode),
 	}, call)
 	x.OnClientGone(nil)
 	if err != nil {
-		storedErrorReason(x, rank, call, err)
+		s.fail(x, rank, call, err)
 		return
 	}
 	x.SetHeader("X-Sluice-Worker", rank.ID.Worker)
+	s.status = resp.Status
 	if resp.Status < 400 && (isEventStream(resp) || resp.ContentLength < 0 || resp.ContentLength > maxAnswer) {
-		x.Relay(resp, call, front.RelayHooks{})
+		s.relay(x, resp, call)
 		return
 	}
 	defer resp.Release()
@@ -298,7 +302,7 @@ func (r *Runner) serveStored(x front.Exchange) {
 	body, err := resp.ReadAll(nil, maxAnswer)
 	x.OnClientGone(nil)
 	if err != nil {
-		storedErrorReason(x, rank, call, err)
+		s.fail(x, rank, call, err)
 		return
 	}
 	if resp.Status == 200 {
@@ -310,14 +314,85 @@ func (r *Runner) serveStored(x front.Exchange) {
 	body = family.RedactHandle(body)
 	redact.InPlace(body, resp.Status)
 	x.Reply(resp, body)
+	s.finish("ok", requestlog.Outcome{Status: resp.Status, ResponseBytes: int64(len(body))})
 }
 
-func storedErrorReason(x front.Exchange, rank *worker.Rank, call *upstream.Call, err error) {
-	if call.Cancelled() {
-		x.Error(front.ClientGone, "", "the client closed the connection before the answer", 0)
+// storedEntry is the entry of a request about a stored response in the request log. It is the
+// front.StreamHandler of one that is relayed.
+type storedEntry struct {
+	entry    *requestlog.Entry // nil: there is no request log
+	leg      int
+	received time.Time
+	began    time.Time // of the call
+	status   int       // of the engine's answer
+}
+
+// beginStored begins the entry of a request that goes to rank now.
+func beginStored(log *requestlog.Log, x front.Exchange, rank *worker.Rank) *storedEntry {
+	s := &storedEntry{leg: requestlog.NoLeg}
+	if log == nil {
+		return s
+	}
+	req := x.Request()
+	r := requestlog.Request{
+		ID: req.RequestID, Method: req.Stored.Method, Endpoint: req.Endpoint.Path, Client: req.ClientIP, Received: req.Received,
+		Traceparent: x.Header("Traceparent"), Tracestate: x.Header("Tracestate"),
+	}
+	if p := req.Principal; p != nil {
+		r.Key = p.Name()
+	}
+	s.entry, s.received, s.began = log.Begin(r), req.Received, time.Now()
+	s.leg = s.entry.StartLeg("stored", rank.ID.Worker, int(rank.ID.Rank), -1, s.began)
+	req.Reported = true // every end of the request finishes the entry
+	return s
+}
+
+// relay passes the engine's answer on as it arrives. Ended finishes the entry.
+func (s *storedEntry) relay(x front.Exchange, resp *upstream.Response, call *upstream.Call) {
+	if s.entry == nil {
+		x.Relay(resp, call, front.RelayHooks{})
 		return
 	}
-	x.Error(classify(err).reason, "", fmt.Sprintf("%s, which stored the response, failed: %s", rank.ID, upstream.ClientMessage(err)), 0)
+	if isEventStream(resp) {
+		s.entry.SetStream()
+	}
+	x.Relay(resp, call, front.RelayHooks{Handler: s})
+}
+
+// FirstToken implements front.StreamHandler.
+func (s *storedEntry) FirstToken() {}
+
+// NextEngine implements front.StreamHandler: no other engine has the response.
+func (s *storedEntry) NextEngine(relay.Interruption, front.ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
+	return nil, nil
+}
+
+// Ended implements front.StreamHandler.
+func (s *storedEntry) Ended(res relay.Result) {
+	out := requestlog.Outcome{Status: s.status, Events: res.Events, ResponseBytes: res.Bytes}
+	outcome := "ok"
+	if res.Cause != relay.Completed {
+		outcome = res.Cause.String()
+		out.Reason = outcome
+	}
+	s.finish(outcome, out)
+}
+
+// fail answers with the failure of the engine's call and finishes the entry.
+func (s *storedEntry) fail(x front.Exchange, rank *worker.Rank, call *upstream.Call, err error) {
+	reason, message := classify(err).reason, fmt.Sprintf("%s, which stored the response, failed: %s", rank.ID, upstream.ClientMessage(err))
+	if call.Cancelled() {
+		reason, message = front.ClientGone, "the client closed the connection before the answer"
+	}
+	x.Error(reason, "", message, 0)
+	s.finish(string(reason), requestlog.Outcome{Status: reason.Status(), Reason: string(reason)})
+}
+
+// finish finishes the entry. The engine's counts of tokens belong to the request that made the response.
+func (s *storedEntry) finish(outcome string, out requestlog.Outcome) {
+	out.Total, out.CachedTokens, out.OutputTokens = time.Since(s.received), -1, -1
+	s.entry.EndLeg(s.leg, outcome, time.Since(s.began))
+	s.entry.Finish(out, 0)
 }
 
 // soleRank returns the only rank that can have stored a response. It returns nil if there are

@@ -50,6 +50,7 @@ func New(sinks ...Sink) *Log {
 // Request is what is known when a request begins.
 type Request struct {
 	ID          string
+	Method      string // "": POST
 	Endpoint    string // the route's path, a constant
 	Key         string // the name of the API key's holder; "" if keys are off
 	Model       string
@@ -125,10 +126,10 @@ type Choice struct {
 // Leg is one call of an engine.
 type Leg struct {
 	Span
-	Kind      string // prefill, decode or whole
+	Kind      string // prefill, decode, whole, or stored for a request about a stored response
 	Worker    string
 	Rank      int
-	Predicted int // number of prompt tokens that the rank should have cached
+	Predicted int // number of prompt tokens that the rank should have cached; -1: there is no prompt
 	Outcome   string
 	SpanID    SpanID
 }
@@ -237,6 +238,11 @@ func (e *Entry) SetTokenized(began time.Time, promptTokens int) {
 // family.
 func (e *Entry) SetPlan(plan, family string) {
 	e.change(func() { e.Plan, e.Family = plan, family })
+}
+
+// SetStream records that the response is a stream, where the request does not say so.
+func (e *Entry) SetStream() {
+	e.change(func() { e.Stream = true })
 }
 
 // SetFallback records a departure from the plan.

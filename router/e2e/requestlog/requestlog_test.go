@@ -261,6 +261,76 @@ func (c *collector) trace(t *testing.T, id string) (spans map[string]*tracepb.Sp
 	return spans
 }
 
+// startStoring starts an engine that stores the responses "resp_1" and "resp_2". It closes the
+// connection of a request about "resp_2". traceparents receives the header of the others.
+func startStoring(t *testing.T, traceparents chan<- string) config.Worker {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model","max_model_len":4096}]}`)
+	})
+	mux.HandleFunc("/v1/responses/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("id") == "resp_2" {
+			panic(http.ErrAbortHandler)
+		}
+		traceparents <- r.Header.Get("Traceparent")
+		if r.URL.Query().Get("stream") == "true" {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "event: response.completed\ndata: {\"response\":{\"id\":\"resp_1\"},\"type\":\"response.completed\"}\n\n")
+			w.(http.Flusher).Flush()
+			return
+		}
+		harness.ReplyJSON(w, 200, `{"id":"resp_1","object":"response","status":"completed"}`)
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return config.Worker{ID: "w0", URL: s.URL, Role: worker.Aggregated, KVEvents: []string{"off"}}
+}
+
+// TestAccessLogOfStoredResponses: a request about a stored response has one line, whether the answer is
+// whole, a stream or a failure of the engine; and its trace is the parent of what the engine does.
+func TestAccessLogOfStoredResponses(t *testing.T) {
+	t.Parallel()
+	mod, find := accessLog(t)
+	c, traced := startCollector(t)
+	traceparents := make(chan string, 8)
+	r := harness.StartRouter(t, harness.AllOf(mod, traced), startStoring(t, traceparents))
+	for id, k := range map[string]struct {
+		path    string
+		status  int
+		members map[string]any
+	}{
+		"whole":  {"/v1/responses/resp_1", 200, map[string]any{"stream": false, "reason": nil}},
+		"stream": {"/v1/responses/resp_1?stream=true", 200, map[string]any{"stream": true, "reason": nil, "events": 1}},
+		"fails":  {"/v1/responses/resp_2", 502, map[string]any{"stream": false}},
+	} {
+		a := harness.Get(t, r.URL+k.path, "X-Request-Id", id)
+		harness.WantStatus(t, a, k.status)
+		line := find(id)
+		want(t, line, k.members)
+		want(t, line, map[string]any{
+			"method": "GET", "endpoint": "/v1/responses/{id}", "status": k.status, "decode_worker": "w0", "decode_rank": 0,
+			"model": nil, "output_tokens": nil, "cached_tokens": nil, "predicted_cached_tokens": nil, "client": "127.0.0.1",
+		})
+		if k.status != 200 {
+			want(t, line, map[string]any{"reason": a.Header.Get("X-Sluice-Reason")})
+			continue
+		}
+		if n, _ := line["response_bytes"].(float64); int(n) < len(a.Body) { // chunk framing is included
+			t.Errorf("%s: %v bytes are logged, the client received %d", id, line["response_bytes"], len(a.Body))
+		}
+		spans := c.trace(t, fmt.Sprint(line["trace_id"]))
+		sent := strings.Split(<-traceparents, "-")
+		if leg := spans[sent[2]]; sent[1] != line["trace_id"] || leg == nil || leg.Name != "stored" || spans[hex.EncodeToString(leg.ParentSpanId)] == nil {
+			t.Errorf("%s: the engine was sent %v, the trace is %v", id, sent, spans)
+		}
+	}
+	// A refusal before an engine is asked has its one line from the front.
+	harness.WantStatus(t, harness.Get(t, r.URL+"/v1/responses/..", "X-Request-Id", "refused"), 404)
+	want(t, find("refused"), map[string]any{"status": 404, "decode_worker": nil})
+}
+
 // TestTraces: every engine call of a request has a span, whose id the engine was sent, below the span
 // of the request, which is below the client's; for each family in which the order of the legs
 // differs.

@@ -30,6 +30,7 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 		b = append(b, '"')
 	}
 	b = appendText(b, "key", e.Key)
+	b = appendText(b, "method", e.Method)
 	b = appendText(b, "endpoint", e.Endpoint)
 	b = appendText(b, "model", e.Model)
 	b = append(b, `,"stream":`...)
@@ -44,7 +45,7 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 		b = appendRank(b, "prefill", l)
 		predicted = l.Predicted
 	}
-	if l := e.Leg("decode", "whole"); l != nil {
+	if l := e.Leg("decode", "whole", "stored"); l != nil {
 		b = appendRank(b, "decode", l)
 		if predicted < 0 || l.Kind == "whole" {
 			predicted = l.Predicted

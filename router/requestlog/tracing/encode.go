@@ -76,7 +76,7 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 		TraceId: r.Trace.ID[:], SpanId: r.Trace.Span[:], TraceState: r.Trace.Parent.State, Name: name, Kind: tracepb.Span_SPAN_KIND_SERVER,
 		StartTimeUnixNano: nanos(r.Received), EndTimeUnixNano: nanos(end),
 		Attributes: []*commonpb.KeyValue{
-			text("http.request.method", "POST"), number("http.response.status_code", int64(r.Status)),
+			text("http.request.method", cmp.Or(r.Method, "POST")), number("http.response.status_code", int64(r.Status)),
 			text("sluice.request.id", r.ID),
 		},
 	}
@@ -151,7 +151,10 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		span := child(root.SpanId, l.SpanID, l.Kind, tracepb.Span_SPAN_KIND_CLIENT, l.Span,
-			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)), number("sluice.predicted_cached_tokens", int64(l.Predicted)))
+			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)))
+		if l.Predicted >= 0 {
+			span.Attributes = append(span.Attributes, number("sluice.predicted_cached_tokens", int64(l.Predicted)))
+		}
 		if l.Outcome != "ok" {
 			span.Attributes = append(span.Attributes, text("error.type", l.Outcome))
 			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: l.Outcome}
