@@ -1,0 +1,202 @@
+package chatinput
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// KnowsDeveloper reports whether a chat template names the role "developer", as vLLM tests it.
+func KnowsDeveloper(template string) bool {
+	return strings.Contains(template, `"developer"`) || strings.Contains(template, `'developer'`)
+}
+
+// ContentParts reports whether a template expects contents as lists of parts, by vLLM's rule
+// (renderers/hf.py, _detect_content_format): it does if it loops over a message's content, over a
+// variable called content outside macros, or over a macro's parameter that is given a message's
+// content. vLLM walks the syntax tree; ContentParts reads the tags, and may differ in templates
+// that build such loops in other ways.
+func ContentParts(template string) bool {
+	t := parseTags(template)
+	lists := t.aliases("messages")
+	var messages []string
+	for _, f := range t.loops {
+		if slices.ContainsFunc(lists, func(v string) bool { return accesses(f.over, v, "") }) {
+			if f.target == "" {
+				return false // not a plain variable: vLLM gives up
+			}
+			messages = append(messages, f.target)
+		}
+	}
+	isContent := func(expr string) bool {
+		return slices.ContainsFunc(messages, func(m string) bool { return accesses(expr, m, "content") })
+	}
+	for _, f := range t.loops {
+		switch {
+		case isContent(f.over):
+			return true
+		case f.macro != nil && slices.Contains(t.contentParams(f.macro, isContent), strings.TrimSpace(f.over)):
+			return true
+		case f.macro == nil && strings.TrimSpace(f.over) == "content":
+			return true
+		}
+	}
+	return false
+}
+
+// tags are the parts of a template that ContentParts looks at.
+type tags struct {
+	loops   []loop
+	assigns [][2]string // target and value
+	code    []string    // the inside of every tag
+}
+
+type loop struct {
+	target, over string
+	macro        *macro // that contains it
+}
+
+type macro struct {
+	name   string
+	params []string
+}
+
+var (
+	tagPattern    = regexp.MustCompile(`(?s)\{#.*?#\}|\{%[-+]?(.*?)[-+]?%\}|\{\{[-+]?(.*?)[-+]?\}\}`)
+	loopPattern   = regexp.MustCompile(`(?s)^for\s+(.+?)\s+in\s+(.+)$`)
+	ifPattern     = regexp.MustCompile(`(?s)\s+if\s+.*$|\s+recursive\s*$`)
+	assignPattern = regexp.MustCompile(`(?s)^set\s+([^=]+?)\s*=\s*(.+)$`)
+	macroPattern  = regexp.MustCompile(`(?s)^macro\s+(\w+)\s*\((.*)\)$`)
+	namePattern   = regexp.MustCompile(`^\w+$`)
+)
+
+func parseTags(template string) *tags {
+	t := new(tags)
+	var in *macro
+	for _, m := range tagPattern.FindAllStringSubmatch(template, -1) {
+		code := strings.TrimSpace(m[1] + m[2])
+		if code == "" {
+			continue
+		}
+		t.code = append(t.code, code)
+		if f := loopPattern.FindStringSubmatch(code); f != nil {
+			target := f[1]
+			if !namePattern.MatchString(target) {
+				target = ""
+			}
+			t.loops = append(t.loops, loop{target, ifPattern.ReplaceAllString(f[2], ""), in})
+		} else if a := assignPattern.FindStringSubmatch(code); a != nil {
+			t.assigns = append(t.assigns, [2]string{a[1], a[2]})
+		} else if d := macroPattern.FindStringSubmatch(code); d != nil {
+			in = &macro{name: d[1]}
+			for _, p := range splitTop(d[2], ',') {
+				name, _, _ := strings.Cut(p, "=")
+				in.params = append(in.params, strings.TrimSpace(name))
+			}
+		} else if code == "endmacro" {
+			in = nil
+		}
+	}
+	return t
+}
+
+// aliases returns the variables that are set to name or a part of it.
+func (t *tags) aliases(name string) []string {
+	out := []string{name}
+	for i := 0; i < len(out); i++ {
+		for _, a := range t.assigns {
+			if accesses(a[1], out[i], "") && namePattern.MatchString(a[0]) && !slices.Contains(out, a[0]) {
+				out = append(out, a[0])
+			}
+		}
+	}
+	return out
+}
+
+// contentParams returns the parameters of a macro that some call gives a message's content.
+func (t *tags) contentParams(m *macro, isContent func(string) bool) (params []string) {
+	call := regexp.MustCompile(`\b` + m.name + `\s*\(`)
+	for _, code := range t.code {
+		if strings.HasPrefix(code, "macro ") {
+			continue
+		}
+		for _, at := range call.FindAllStringIndex(code, -1) {
+			for i, arg := range splitTop(untilClose(code[at[1]:]), ',') {
+				name, value, named := strings.Cut(arg, "=")
+				switch {
+				case named && isContent(value):
+					params = append(params, strings.TrimSpace(name))
+				case i < len(m.params) && isContent(arg):
+					params = append(params, m.params[i])
+				}
+			}
+		}
+	}
+	return params
+}
+
+// accesses reports whether expr is name, or its member key, behind any filters, tests and slices.
+func accesses(expr, name, key string) bool {
+	expr = strings.TrimSpace(splitTop(expr, '|')[0])
+	if i := strings.Index(expr, " is "); i >= 0 {
+		expr = strings.TrimSpace(expr[:i])
+	}
+	for strings.HasSuffix(expr, "]") {
+		i := strings.LastIndexByte(expr, '[')
+		if i < 0 || !strings.Contains(expr[i:], ":") {
+			break
+		}
+		expr = strings.TrimSpace(expr[:i])
+	}
+	for strings.HasPrefix(expr, "(") && strings.HasSuffix(expr, ")") {
+		expr = strings.TrimSpace(expr[1 : len(expr)-1])
+	}
+	if key == "" {
+		return expr == name
+	}
+	rest, ok := strings.CutPrefix(expr, name)
+	return ok && (rest == "."+key || rest == "['"+key+"']" || rest == `["`+key+`"]`)
+}
+
+// splitTop splits s at separators outside quotes and brackets.
+func splitTop(s string, sep byte) (out []string) {
+	depth, from := 0, 0
+	var quote byte
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		switch {
+		case quote != 0:
+			if c == '\\' {
+				i++
+			} else if c == quote {
+				quote = 0
+			}
+		case c == '\'' || c == '"':
+			quote = c
+		case c == '(' || c == '[' || c == '{':
+			depth++
+		case c == ')' || c == ']' || c == '}':
+			depth--
+		case c == sep && depth == 0:
+			out = append(out, s[from:i])
+			from = i + 1
+		}
+	}
+	return append(out, s[from:])
+}
+
+// untilClose returns s up to the bracket that closes the one before s.
+func untilClose(s string) string {
+	depth := 0
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			if depth--; depth < 0 {
+				return s[:i]
+			}
+		}
+	}
+	return s
+}

@@ -1,0 +1,29 @@
+package chatinput
+
+import "testing"
+
+// TestContentParts: the formats are those that vLLM 0.32 finds for the same templates
+// (vllm.renderers.hf._detect_content_format).
+func TestContentParts(t *testing.T) {
+	for template, want := range map[string]bool{
+		`{% for message in messages %}{{ message.content }}{% endfor %}`:                                                                                                   false,
+		`{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                  true,
+		`{%- for m in messages[1:] -%}{%- for c in m['content'] | list -%}{{ c['text'] }}{% endfor %}{% endfor %}`:                                                         true,
+		`{% set loop_messages = messages %}{% for m in loop_messages %}{% set content = m.content %}{% for c in content %}{{ c }}{% endfor %}{% endfor %}`:                 true,
+		`{% for message in messages %}{% for c in message.tool_calls %}{{ c }}{% endfor %}{% endfor %}`:                                                                    false,
+		`{% macro show(x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.content) }}{% endfor %}`:                    true,
+		`{% macro show(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.name) }}{% endfor %}`:           false,
+		`{% macro show(a, x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{% set t = show(1, x=message['content']) %}{% endfor %}`: true,
+		`{# {% for message in messages %}{% for c in message.content %} #}{{ messages }}`:                                                                                  false,
+		`{% for message in messages if message.role == 'user' %}{% for c in message.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endfor %}`:                    true,
+		`{% for message in msgs %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                      false,
+		`{% for message in messages %}{% for c in message.content.split('x') %}{{ c }}{% endfor %}{% endfor %}`:                                                            false,
+	} {
+		if got := ContentParts(template); got != want {
+			t.Errorf("%s: parts %v, want %v", template, got, want)
+		}
+	}
+	if !KnowsDeveloper(`{% if m.role == "developer" %}`) || KnowsDeveloper(`{# developer #}`) {
+		t.Error("KnowsDeveloper")
+	}
+}
