@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,6 +234,57 @@ func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 		s.expired = append(s.expired, e)
 	}
 	if keep > 0 {
+		s.markGaps()
+	}
+	for i := len(s.expired) - 1; i >= 0; i-- {
+		s.dropTail(s.expired[i], int(s.seen.at(s.expired[i]).n))
+	}
+	s.expired = s.expired[:0]
+}
+
+// Forget drops the blocks of a prompt on a rank, except the first keep ones. Call it when nobody is
+// expected to ask for them again.
+func (a *Approx) Forget(slot worker.Slot, seqs []blockhash.Seq, keep int) {
+	if slot >= worker.MaxSlots || keep >= len(seqs) {
+		return
+	}
+	s := a.shard(seqs[0])
+	s.mu.Lock()
+	s.forget(slot, seqs, keep)
+	s.unlock()
+}
+
+// forget is forgetShared for all blocks from index keep on, also those that one request alone relies
+// on.
+func (s *approxShard) forget(slot worker.Slot, seqs []blockhash.Seq, keep int) {
+	if int(slot) >= len(s.ranks) {
+		return
+	}
+	r := &s.ranks[slot]
+	staying, follows, gaps := 0, false, s.hasGaps()
+	for i := 0; i < len(seqs); {
+		e := r.get(uint64(seqs[i]))
+		if e == 0 || slices.Contains(s.expired, e) { // a hash may occur twice
+			i++
+			follows = false
+			continue
+		}
+		n := s.matchLen(e, seqs[i:])
+		if i < keep {
+			n = min(n, keep-i)
+			s.split(e, n)
+			i += n
+			continue
+		}
+		i += n
+		s.split(e, n)
+		if staying += int(s.seen.at(e).followers); follows && !gaps {
+			staying-- // drop this one too
+		}
+		follows = true
+		s.expired = append(s.expired, e)
+	}
+	if staying > 0 {
 		s.markGaps()
 	}
 	for i := len(s.expired) - 1; i >= 0; i-- {

@@ -33,6 +33,12 @@ func (m approxModel) confirm(slot worker.Slot, seqs []blockhash.Seq, cached int)
 	m.observe(slot, seqs[:cached], false)
 }
 
+func (m approxModel) forget(slot worker.Slot, seqs []blockhash.Seq, keep int) {
+	for _, seq := range seqs[keep:] {
+		delete(m[slot], seq)
+	}
+}
+
 func (m approxModel) depth(slot worker.Slot, seqs []blockhash.Seq) (n int) {
 	for n < len(seqs) {
 		if _, ok := m[slot][seqs[n]]; !ok {
@@ -75,6 +81,10 @@ func TestApproxMatchesModel(t *testing.T) {
 			case op < 12:
 				a.Observe(slot, seqs)
 				m.observe(slot, seqs, true)
+			case op < 14:
+				keep := rnd.IntN(len(seqs) + 1)
+				a.Forget(slot, seqs, keep)
+				m.forget(slot, seqs, keep)
 			case op < 18:
 				cached := rnd.IntN(len(seqs) + 1)
 				a.Confirm(slot, seqs, cached)
@@ -125,6 +135,7 @@ func TestApproxRepeatedHashes(t *testing.T) {
 			slot := worker.Slot(rnd.IntN(2))
 			a.Observe(slot, seqs)
 			a.Confirm(slot, seqs, rnd.IntN(len(seqs)+1))
+			a.Forget(slot, seqs, rnd.IntN(len(seqs)+1))
 			a.index.checks.Store(0) // it is not checked meanwhile, for it takes hashes for blocks'
 		}
 		a.Clear(0)
