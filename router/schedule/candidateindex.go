@@ -183,7 +183,7 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 }
 
 // usesIndex reports whether a query can be answered with an index: a large pool, the cost policy,
-// and no excluded ranks.
+// no excluded ranks, and no session that decides.
 func (s *Scheduler) usesIndex(q *Query) bool {
-	return len(q.Candidates) > maxAllRecorded && s.currentSettings().policy == byCost && s.temperature(q) == 0 && q.OverlapWeight == nil && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
+	return len(q.Candidates) > maxAllRecorded && s.currentSettings().policy == byCost && s.temperature(q) == 0 && q.OverlapWeight == nil && !q.sessionDecides() && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
 }

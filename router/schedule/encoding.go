@@ -28,10 +28,16 @@ const (
 	markFeed     = iota
 )
 
+// The marks of a decision, stored above its leg.
+const (
+	markSession   = 1 << 2 // it has a session
+	markAtSession = 1 << 3
+)
+
 // toMicros converts ms to µs with the rounding of round3.
 func toMicros(ms float64) int64 { return int64(ms*1000 + 0.5) }
 
-// maxEncodedTerm bounds the bytes of a decision's own numbers, at most ten of five or ten bytes,
+// maxEncodedTerm bounds the bytes of a decision's own numbers, at most eleven of five or ten bytes,
 // and of one term: four of ten bytes, ten of five and a few more.
 const maxEncodedTerm = 128
 
@@ -130,10 +136,20 @@ func encodeDecision(b []byte, d *decision, terms []candidateState, ranks *rankID
 	scratch := func() *[maxEncodedTerm]byte { return (*[maxEncodedTerm]byte)(b[len(b) : len(b)+maxEncodedTerm]) }
 	own := scratch()
 	at := putVarint(own, 0, uint64(d.at))
+	marked := int32(d.leg)
+	if d.session != 0 {
+		marked |= markSession
+	}
+	if d.atSession {
+		marked |= markAtSession
+	}
 	for _, n := range [...]int32{
-		int32(d.leg), d.attempt, d.prompt, d.output, d.candidates, d.excluded, d.races, d.chosen + 1, int32(len(terms)),
+		marked, d.attempt, d.prompt, d.output, d.candidates, d.excluded, d.races, d.chosen + 1, int32(len(terms)),
 	} {
 		at = putVarint(own, at, uint64(uint32(n)))
+	}
+	if d.session != 0 {
+		at = putVarint(own, at, uint64(d.session))
 	}
 	b = b[:len(b)+at]
 	before := &unpriced
@@ -159,7 +175,10 @@ func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decisio
 	} {
 		*to = int32(u.number())
 	}
-	d.leg, d.chosen = LegKind(leg), d.chosen-1
+	d.leg, d.chosen, d.atSession = LegKind(leg&(markSession-1)), d.chosen-1, leg&markAtSession != 0
+	if leg&markSession != 0 {
+		d.session = uint32(u.number())
+	}
 	terms = slices.Grow(terms[:0], int(n))
 	before := &unpriced
 	for range n {

@@ -30,7 +30,7 @@ func TestDecisionEncoding(t *testing.T) {
 		var want []decision
 		var wantTerms [][]candidateState
 		for range 1 + rng.IntN(3) {
-			d := decision{at: time.Duration(some(50, false)), attempt: some32(), prompt: some32(), output: some32(),
+			d := decision{session: uint32(some32()), atSession: some32()&1 == 0, at: time.Duration(some(50, false)), attempt: some32(), prompt: some32(), output: some32(),
 				candidates: some32(), excluded: some32(), chosen: int32(rng.IntN(18)) - 1, races: some32(), leg: LegKind(rng.IntN(int(numLegs)))}
 			var terms []candidateState
 			for range rng.IntN(18) {

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"sluice/router/worker"
@@ -24,16 +25,20 @@ type Record struct {
 
 // Decision is one choice of a rank for a leg.
 type Decision struct {
-	AtMS         float64     `json:"at_ms"` // since the start of the record
-	Leg          string      `json:"leg"`
-	Attempt      int         `json:"attempt"`
-	Chosen       string      `json:"chosen"` // worker/rank, "" if there was none
-	PromptTokens int         `json:"prompt_tokens"`
-	OutputTokens int         `json:"output_tokens_assumed"`
-	Candidates   int         `json:"candidates"` // number of candidates
-	Excluded     int         `json:"excluded"`
-	LostRaces    int         `json:"lost_races,omitempty"`
-	Shown        []Candidate `json:"shown"` // all, or the best of many
+	AtMS         float64 `json:"at_ms"` // since the start of the record
+	Leg          string  `json:"leg"`
+	Attempt      int     `json:"attempt"`
+	Chosen       string  `json:"chosen"` // worker/rank, "" if there was none
+	PromptTokens int     `json:"prompt_tokens"`
+	OutputTokens int     `json:"output_tokens_assumed"`
+	Candidates   int     `json:"candidates"` // number of candidates
+	Excluded     int     `json:"excluded"`
+	LostRaces    int     `json:"lost_races,omitempty"`
+	// Session names the request's session as /admin/v1/sessions does. AtSession: the session's rank
+	// was chosen over one of the same quality and a lower cost.
+	Session   string      `json:"session,omitempty"`
+	AtSession bool        `json:"at_session,omitempty"`
+	Shown     []Candidate `json:"shown"` // all, or the best of many
 }
 
 // Candidate is one rank as the choice saw it, with the terms of its cost.
@@ -187,7 +192,10 @@ func (r *record) export(s *Scheduler) Record {
 
 func (d *decision) export(s *Scheduler, terms []candidateState) Decision {
 	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
-		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, len(terms))}
+		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, len(terms)), AtSession: d.atSession}
+	if d.session != 0 {
+		out.Session = fmt.Sprintf("%08x", d.session)
+	}
 	for i := range terms {
 		t := &terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,

@@ -187,44 +187,74 @@ func (s *Scheduler) pickIgnoringLoad(f *choiceContext, q *Query, sc *scratch, rn
 }
 
 // sessionLoadFactor is the multiple of the mean number of requests up to which a rank keeps its
-// sessions.
+// sessions, and of the time to compute the prompt up to which it counts as equal.
 const sessionLoadFactor = 1.25
 
-// pickBySession chooses the rank that the session's hash selects, as long as it has no more than
-// its share of the running requests, and chooses by cost otherwise. The rank is found by rendezvous
-// hashing, so sessions move only from ranks that leave, and several routers agree.
+// pickBySession chooses the rank of the session's last request, or the one that the session's hash
+// selects, as long as that costs neither cached tokens nor waiting, and chooses by cost otherwise. A
+// rank is found by rendezvous hashing, so sessions move only from ranks that leave, and several
+// routers agree.
 func (s *Scheduler) pickBySession(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
-	home, requests, usable := sessionRank(q)
 	if !s.pickByCost(f, q, sc, rng) {
 		return false
 	}
+	home, requests, usable := sessionRank(q)
 	if home == nil || home == sc.best.rank {
 		return true
 	}
 	var t candidateState
 	f.evaluate(home, &t)
-	if float64(t.requests) >= 1+sessionLoadFactor*float64(requests)/float64(usable) {
-		return true // over its share: the choice by cost stands
+	if float64(t.requests) < 1+sessionLoadFactor*float64(requests)/float64(usable) && f.isAsGood(&t, &sc.best) {
+		sc.best, sc.atSession = t, true
 	}
-	sc.best = t
 	return true
 }
 
-// sessionRank returns the candidate that a session's hash selects, the number of running requests
-// on all candidates that are not excluded, and the number of these.
+// isAsGood reports whether a leg on t has as many cached tokens as on best, waits no longer for its
+// start, and computes the rest about as fast.
+func (f *choiceContext) isAsGood(t, best *candidateState) bool {
+	const rounding = 1e-9 // ms
+	x, y := f.weights.termsOf(f.leg, f.prompt, t), f.weights.termsOf(f.leg, f.prompt, best)
+	return t.credit >= best.credit && x.Queue+x.Waiting+x.Pressure <= y.Queue+y.Waiting+y.Pressure+rounding &&
+		x.Prefill+x.Transfer <= sessionLoadFactor*(y.Prefill+y.Transfer)+rounding
+}
+
+// sessionRank returns the candidate of the session, the number of running requests on all candidates
+// that are not excluded, and the number of these.
 func sessionRank(q *Query) (home *worker.Rank, requests int64, usable int) {
-	most := uint64(0)
+	most, last := uint64(0), false
 	for _, r := range q.Candidates {
 		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
 			continue
 		}
 		usable++
 		requests += r.Requests.Load()
-		if h := mixSeed(q.Session ^ r.Worker.Hash()*(2*uint64(r.ID.Rank)+1)); home == nil || h > most {
-			home, most = r, h
+		switch {
+		case last:
+		case r == q.SessionRank:
+			home, last = r, true
+		case q.Session == 0:
+		default:
+			if h := mixSeed(q.Session ^ r.Worker.Hash()*(2*uint64(r.ID.Rank)+1)); home == nil || h > most {
+				home, most = r, h
+			}
 		}
 	}
 	return home, requests, usable
+}
+
+// sessionDecides reports whether a session may decide a choice: one that the client has named for
+// that purpose, or any if nothing is known of the ranks' caches.
+func (q *Query) sessionDecides() bool {
+	if q.Session != 0 || q.SessionRank == nil {
+		return q.Session != 0
+	}
+	for i := range q.Overlaps {
+		if q.Overlaps[i].Overlap.Max() > 0 {
+			return false
+		}
+	}
+	return (len(q.Overlaps) > 0 || q.Overlap == nil || q.Overlap.Max() == 0) && (q.Approx == nil || q.Approx.Max() == 0)
 }
 
 // pickBySessionHash is plain session hashing; a request without a session is placed round robin.
@@ -232,7 +262,7 @@ func (s *Scheduler) pickBySessionHash(f *choiceContext, q *Query, sc *scratch, r
 	if q.Session == 0 {
 		return s.pickIgnoringLoad(f, q, sc, rng)
 	}
-	home, _, usable := sessionRank(q)
+	home, _, usable := sessionRank(&Query{Candidates: q.Candidates, Excluded: q.Excluded, Session: q.Session})
 	if home == nil {
 		return false
 	}

@@ -55,9 +55,12 @@ type Query struct {
 	// recognised before events report it; nil disables that. They are borrowed for the call.
 	Keys      []blockhash.Seq
 	KeyTokens int
-	// Session is a hash of the client's session, 0 for none: it stays on one rank while that has no
-	// more than its share of the load.
-	Session uint64
+	// Session is a hash of the client's session, 0 for none, and SessionRank the rank that took the
+	// leg of its last request, nil if none did. They are hints, see pickBySession.
+	Session     uint64
+	SessionRank *worker.Rank
+	// SessionID names the session in the explain record; 0: none.
+	SessionID uint32
 	// Reservation, if not nil, is memory for the Choice's reservation and must be released;
 	// otherwise one is allocated.
 	Reservation *Reservation

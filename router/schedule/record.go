@@ -141,7 +141,9 @@ type decision struct {
 	excluded   int32
 	chosen     int32 // index in its terms, or -1
 	races      int32
+	session    uint32 // Query.SessionID
 	leg        LegKind
+	atSession  bool // the session decided between ranks that were equally good
 }
 
 type note struct {
@@ -273,7 +275,8 @@ func (b *recordRing) addDecision(q *Query, f *choiceContext, sc *scratch, ok boo
 		return
 	}
 	d := decision{at: time.Duration(f.now - r.started), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
-		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), chosen: -1, races: int32(races)}
+		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), chosen: -1, races: int32(races),
+		session: q.SessionID, atSession: sc.atSession}
 	terms := sc.candidates
 	if ok {
 		for i := range terms {

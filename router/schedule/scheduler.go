@@ -88,6 +88,7 @@ type scratch struct {
 	scan       scan
 	rng        uint64
 	recorded   bool
+	atSession  bool // the session decided between ranks that were equally good
 	best       candidateState
 	usable     int // candidates that are not excluded
 	candidates []candidateState
@@ -130,7 +131,7 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	f, rng := &sc.ctx, &sc.rng
 	*f, *rng = s.newChoiceContext(q), s.random()
 	f.now = s.now()
-	sc.recorded = s.records != nil && q.RequestID != ""
+	sc.recorded, sc.atSession = s.records != nil && q.RequestID != "", false
 	awaits := f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.currentSettings().policy == byCost
 	if awaits {
 		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
@@ -213,11 +214,11 @@ func (s *Scheduler) ignoresLoad() bool {
 
 // pick sets sc to the choice and the terms of its rivals.
 func (s *Scheduler) pick(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
-	sc.usable = 0
+	sc.usable, sc.atSession = 0, false
 	sc.candidates = sc.candidates[:0]
 	switch s.currentSettings().policy {
 	case byCost:
-		if q.Session != 0 {
+		if q.Session != 0 || q.SessionRank != nil {
 			return s.pickBySession(f, q, sc, rng)
 		}
 		return s.pickByCost(f, q, sc, rng)
