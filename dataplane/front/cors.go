@@ -24,7 +24,7 @@ type CORS struct {
 // router reads.
 const corsHeaders = "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access, OpenAI-Organization, OpenAI-Project, OpenAI-Beta, " +
 	"X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method, " +
-	"X-Sluice-Session"
+	"X-Sluice-Session, X-Sluice-Session-Final"
 
 // corsExposed are the response's header lines that pages may read, in addition to the few that
 // the Fetch standard always allows.

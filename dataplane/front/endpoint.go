@@ -31,6 +31,7 @@ const (
 	Preprocessed   // a request from an external preprocessor; the Handler converts it to another kind
 	CountTokens    // /v1/messages/count_tokens: the engine computes no prompt
 	StoredResponse // a response that an engine has stored, see Exchange.Stored; no body
+	SessionFinish  // the end of a session, see Exchange.SessionID; no body
 )
 
 // Endpoints is the route table of inference endpoints. All are POST with a JSON body. Add a
@@ -50,6 +51,10 @@ var Endpoints = []Endpoint{
 	{Path: "/detokenize", Kind: Detokenize, Protocol: sse.Opaque},
 	{Path: "/v1/messages/count_tokens", Kind: CountTokens, Protocol: sse.Anthropic},
 }
+
+// SessionEndpoint is the endpoint of requests that end a session. Its path stands for all of them in
+// metrics and logs.
+var SessionEndpoint = Endpoint{Path: "/v1/sessions/{id}/finish", Kind: SessionFinish}
 
 // StoredEndpoint is the endpoint of requests about a stored response. Its path stands for
 // all of them in metrics and logs.

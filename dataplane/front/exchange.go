@@ -108,6 +108,9 @@ type RequestInfo struct {
 	Unix bool
 	// Stored is the request of kind StoredResponse.
 	Stored StoredRequest
+	// SessionID is the session that a request of kind SessionFinish names, as the client has escaped
+	// it in the path. It is not checked.
+	SessionID string
 	// Converter may be set by the Handler. It is called if the response is an event stream,
 	// and returns the last conversion of that stream. chunked says that the stream has
 	// chunk framing.
@@ -176,7 +179,7 @@ func (x *exchangeBase) ResponseHeader(name string) string {
 func (x *exchangeBase) reset() {
 	x.Doc.Body = nil
 	x.Endpoint, x.RequestID, x.Principal, x.ClientIP, x.Unix = nil, "", nil, netip.Addr{}, false
-	x.Stored, x.Converter, x.Attached, x.Reported = StoredRequest{}, nil, nil, false
+	x.Stored, x.SessionID, x.Converter, x.Attached, x.Reported = StoredRequest{}, "", nil, nil, false
 	x.responseState, x.log = responsePending, nil
 	clear(x.responseHeaders)
 	x.responseHeaders = x.responseHeaders[:0]

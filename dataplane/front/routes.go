@@ -33,6 +33,7 @@ type route struct {
 	needsKey bool
 	methods  string // in the form of the Allow header
 	stored   StoredRequest
+	session  string // the session's id, escaped
 }
 
 // The values of route.methods.
@@ -79,26 +80,35 @@ func newRoutes(withPages bool) routes {
 	if r.pages = withPages; withPages {
 		known = append(known, "GET "+modelsPrefix+"{id}")
 	}
-	known = append(known, "GET and DELETE "+responsesPrefix+"{id}", "POST "+responsesPrefix+"{id}"+cancelSuffix)
+	known = append(known, "GET and DELETE "+responsesPrefix+"{id}", "POST "+responsesPrefix+"{id}"+cancelSuffix, "POST "+SessionEndpoint.Path)
 	r.known = strings.Join(known, ", ")
 	return r
 }
 
-// Paths that name one model or response.
+// Paths that name one model, response or session.
 const (
 	modelsPrefix    = "/v1/models/"
 	responsesPrefix = "/v1/responses/"
 	cancelSuffix    = "/cancel"
+	sessionsPrefix  = "/v1/sessions/"
+	finishSuffix    = "/finish"
 )
 
-// find returns the route of a path: one with exactly this path, or one that names a model or a
-// stored response.
+// find returns the route of a path: one with exactly this path, or one that names a model, a session
+// or a stored response.
 func (r *routes) find(path []byte) (found route, ok bool) {
 	if found, ok = r.byPath[string(path)]; ok {
 		return found, true
 	}
 	if name, ok := bytes.CutPrefix(path, []byte(modelsPrefix)); ok && len(name) > 0 && r.pages {
 		return route{page: (*httpExchange).showModel, needsKey: true, methods: methodsPage}, true
+	}
+	if rest, ok := bytes.CutPrefix(path, []byte(sessionsPrefix)); ok {
+		id, ok := bytes.CutSuffix(rest, []byte(finishSuffix))
+		if !ok || len(id) == 0 || bytes.IndexByte(id, '/') >= 0 {
+			return route{}, false
+		}
+		return route{endpoint: &SessionEndpoint, methods: methodsPost, session: string(id)}, true
 	}
 	id, ok := bytes.CutPrefix(path, []byte(responsesPrefix))
 	if !ok {
@@ -118,9 +128,9 @@ func (r *routes) find(path []byte) (found route, ok bool) {
 // dispatch makes the route's endpoint or page answer the request.
 func (x *httpExchange) dispatch(found route) {
 	switch {
-	case found.endpoint == &StoredEndpoint:
-		x.Endpoint, x.Stored = found.endpoint, found.stored
-		x.retrieve()
+	case found.endpoint == &StoredEndpoint, found.endpoint == &SessionEndpoint:
+		x.Endpoint, x.Stored, x.SessionID = found.endpoint, found.stored, found.session
+		x.serveWithoutBody()
 		return
 	case found.page == nil:
 		x.Endpoint = found.endpoint

@@ -48,9 +48,9 @@ func isStoredID(id []byte) bool {
 	return true
 }
 
-// retrieve admits a request about a stored response and runs the Handler. It discards a body,
-// because no such request has a meaningful one.
-func (x *httpExchange) retrieve() {
+// serveWithoutBody admits a request about a stored response or a session and runs the Handler. It
+// discards a body, because no such request has a meaningful one.
+func (x *httpExchange) serveWithoutBody() {
 	if !x.admit() || x.awaitsContinue {
 		return
 	}

@@ -64,6 +64,8 @@ const (
 	KeyPreviousResponseID   // of /v1/responses
 	KeyBackground           // of /v1/responses
 	KeyReturnLogprob        // SGLang's /generate
+	KeyPromptCacheKey       // OpenAI: requests with one value share a prefix
+	KeyUser                 // OpenAI: the end user
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -212,6 +214,8 @@ func makeMembers() (m [NumKeys]member) {
 	text(KeyPreviousResponseID, "previous_response_id")
 	flag(KeyBackground, "background")
 	anyOf(KeyReturnLogprob, "return_logprob")
+	anyOf(KeyPromptCacheKey, "prompt_cache_key")
+	anyOf(KeyUser, "user")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -334,6 +338,10 @@ func topKey(name []byte) Key {
 		return KeyBackground
 	case "return_logprob":
 		return KeyReturnLogprob
+	case "prompt_cache_key":
+		return KeyPromptCacheKey
+	case "user":
+		return KeyUser
 	case "lora_request":
 		return KeyLoRARequest
 	case "encoder_urls":
