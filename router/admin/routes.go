@@ -13,6 +13,7 @@ import (
 
 	"sluice/router/discovery"
 	"sluice/router/obs"
+	"sluice/router/session"
 )
 
 // Route is one entry of the route table.
@@ -41,6 +42,7 @@ func init() {
 		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
 		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},
 		{"GET", "/admin/v1/transfers", "the tiers of transfer notifications with their state and reason, and the measurements between ranks", false, (*Server).transfers},
+		{"GET", "/admin/v1/sessions", "the sessions in use, how many are active, and the limit of each model; ?limit= newest sessions", false, (*Server).sessions},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop sending requests to a worker; ?on=false ends the drain", false, (*Server).drain},
 		{"GET", "/admin/v1/explain/{id}", "the explain record of a request", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
@@ -156,15 +158,36 @@ func (s *Server) recordNotFound(id string) string {
 
 const maxRecent = 500
 
+// limitOf returns the query parameter limit, 50 if there is none. It answers with an error and returns
+// false if it is invalid.
+func limitOf(w http.ResponseWriter, r *http.Request) (limit int, ok bool) {
+	v := r.URL.Query().Get("limit")
+	if v == "" {
+		return 50, true
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > maxRecent {
+		fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("limit=%q: want a number from 1 to %d", v, maxRecent))
+		return 0, false
+	}
+	return n, true
+}
+
+func (s *Server) sessions(w http.ResponseWriter, r *http.Request) {
+	limit, ok := limitOf(w, r)
+	switch {
+	case !ok:
+	case s.opt.Sessions == nil:
+		answer(w, http.StatusOK, session.Overview{Models: []session.PoolView{}, Newest: []session.View{}})
+	default:
+		answer(w, http.StatusOK, s.opt.Sessions(limit))
+	}
+}
+
 func (s *Server) requests(w http.ResponseWriter, r *http.Request) {
-	limit := 50
-	if v := r.URL.Query().Get("limit"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > maxRecent {
-			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("limit=%q: want a number from 1 to %d", v, maxRecent))
-			return
-		}
-		limit = n
+	limit, ok := limitOf(w, r)
+	if !ok {
+		return
 	}
 	recs := s.opt.Scheduler.Recent(limit)
 	out := make([]Request, 0, len(recs))

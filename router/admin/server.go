@@ -19,6 +19,7 @@ import (
 	"sluice/router/obs"
 	"sluice/router/recording"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -68,6 +69,9 @@ type Options struct {
 	// Transfers returns the response to /admin/v1/transfers, to be encoded as JSON; nil: a
 	// response without tiers and pairs.
 	Transfers func() any
+	// Sessions returns the response to /admin/v1/sessions with at most limit sessions, nil: a
+	// response without any.
+	Sessions func(limit int) session.Overview
 	// Health returns the full /health page, for /admin/v1/health; nil: 404.
 	Health func() (status int, body []byte)
 	// Compared is a second router with the same load, for comparison; nil: none.

@@ -37,6 +37,7 @@ func (r *Router) exposeMetrics() {
 	r.completions.exposeMetrics(r.metrics)
 	r.exposeTransferMetrics()
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
+	r.exposeSessionMetrics()
 	r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	for _, sign := range fleet.RestartSigns {
 		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "evidence", sign)

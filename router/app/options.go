@@ -7,6 +7,7 @@ import (
 	"sluice/router/liveness"
 	"sluice/router/pd"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/tokenize"
 )
 
@@ -63,6 +64,10 @@ func zeroMeansNone(v float64) float64 {
 func runnerOptions(cfg *config.Config) pd.Options {
 	return pd.Options{
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration,
+		Sessions: session.Options{
+			Max: cfg.Sessions.Max, Expire: cfg.Sessions.Expire, UserMember: cfg.Sessions.UserMember, LimitActive: cfg.Sessions.LimitActive,
+			Hold: cfg.Sessions.Hold, MaxWait: cfg.Sessions.MaxWait, MaxWaiting: cfg.Sessions.MaxWaiting,
+		},
 		PoolWaiters: cfg.Limits.PoolWaiters, TransferStall: cfg.Transfers.StallTimeout,
 		Admission: cfg.Admission, AdmissionBytes: cfg.WaitingBytes(),
 	}

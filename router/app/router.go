@@ -247,6 +247,7 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 		Workers:    r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
+		Sessions:  r.runner.Sessions().Overview,
 		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
 		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),
 	}

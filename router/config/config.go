@@ -64,6 +64,7 @@ type Config struct {
 	Index    Index    `yaml:"index"`
 	Schedule Schedule `yaml:"schedule"`
 	Steering Steering `yaml:"steering"`
+	Sessions Sessions `yaml:"sessions"`
 	Record   Record   `yaml:"recording" was:"record"`
 
 	// StripForbidden removes kv_transfer_params and similar members from a client's body;
@@ -569,6 +570,21 @@ type Schedule struct {
 	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 selects the lowest cost; a higher value spreads choices around it [0]
 	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // number of decisions kept for sluice explain [10000]
 	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or for comparisons round_robin, random, least_loaded or session [kv]
+}
+
+// Sessions are what requests belong to that continue one context: an agent's run, a chat. See
+// docs/sessions.md.
+type Sessions struct {
+	Max        int           `yaml:"max" min:"1" max:"10000000"` // number of sessions that the router remembers; beyond it, those of the client with the most are forgotten [65536]
+	Expire     time.Duration `yaml:"expire" min:"1s"`            // a session is forgotten when it was not used for this long [30m]
+	UserMember bool          `yaml:"user_member"`                // the member user of a request's body names its session, if nothing else does; set it where each value is one conversation [false]
+	// LimitActive limits how many sessions of a model are active while sessions lose their KV to
+	// each other between their turns: an active one keeps its place for hold, and the next turns of
+	// the others wait [false].
+	LimitActive bool          `yaml:"limit_active"`
+	Hold        time.Duration `yaml:"hold" min:"100ms"`                  // how long a session stays active after a turn: as long as the tools of agents usually run [30s]
+	MaxWait     time.Duration `yaml:"max_wait" min:"10ms"`               // how long a turn waits for a place; then it starts all the same [30s]
+	MaxWaiting  int           `yaml:"max_waiting" min:"1" max:"1000000"` // number of turns that wait; further ones start at once [4096]
 }
 
 // Steering has the headers by which clients may influence scheduling.

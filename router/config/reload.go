@@ -13,7 +13,7 @@ import (
 // lists, single entries are added and removed. router/app/reload.go applies each of these to a
 // running router; a test compares the two lists.
 var reloadable = []string{
-	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.early_headers_after", "relay.comment_interval",
+	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "sessions", "relay.early_headers_after", "relay.comment_interval",
 	"limits.max_body", "limits.memory_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
 	"admission",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",

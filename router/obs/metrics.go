@@ -85,7 +85,7 @@ func NewMetrics() *Metrics {
 	addEndpoint := func(name string) {
 		m.endpoints[name] = &endpoint{name, newHistogram(durationBounds, false), newHistogram(durationBounds, false)}
 	}
-	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint) {
+	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint, front.SessionEndpoint) {
 		addEndpoint(e.Path)
 	}
 	addEndpoint(otherEndpoint)

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
+	"sluice/router/session"
 )
 
 // replyAnswer sends a complete engine response to the client and records the outcome. at is when
@@ -20,6 +21,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 		use := relay.UsageOf(q.reply)
 		q.rememberResponse(q.reply, l.rank)
 		q.recordUsage(&use, q.reply)
+		q.turnResult = session.Result{OK: true, Prompt: use.Prompt, Output: use.Completion}
 		l.reservation.Report(q.req.RequestID, use.Cached, max(use.Completion, 0))
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
 		switch {
@@ -40,6 +42,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
+	q.turnResult.Cached = out.CachedTokens
 	out.Transfer = q.finishTransfer(l)
 	q.responseBytes = int64(len(body))
 	q.endExplain(out)

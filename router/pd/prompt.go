@@ -242,11 +242,11 @@ func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) sche
 		MaxTokens:         q.maxTokens,
 		Keys:              q.keys,
 		KeyTokens:         approxBlockTokens,
-		Session:           q.steering.session,
 		Excluded:          q.excluded,
 		RequestID:         q.id,
 		Attempt:           q.attemptsBefore + q.attempt,
 	}
+	q.sessionHint(&query)
 	if q.expectedOutput > 0 {
 		query.MaxTokens = q.expectedOutput
 	}

@@ -14,6 +14,7 @@ import (
 	"sluice/router/pd/migration"
 	"sluice/router/requestlog"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
@@ -85,6 +86,10 @@ type clientPart struct {
 	disconnectsAt   time.Time // when the caller disconnects because its own deadline has passed; zero if never
 	waitingSince    time.Time // when the caller began to wait for a worker; zero if it did not wait
 	steering        steering
+	sessionKey      session.Key    // of its session, zero if it has none
+	sessionFrom     session.Origin // what named it
+	turn            session.Turn
+	turnResult      session.Result
 	selected        Selection // the workers that headers name, if there is a WorkerSelector
 }
 
@@ -167,6 +172,7 @@ func (q *request) recycle() {
 		q.x.OnClientGone(nil) // after a panic the last leg's callback may still be armed
 		q.commitQuota(0)
 	}
+	r.endTurn(&q.turn, q.turnResult)
 	q.prefillLeg.abandon()
 	q.decodeLeg.monitor.Reset()
 	q.reservedDecode.Reservation.Release()

@@ -50,6 +50,7 @@ func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 		return
 	}
 	f := q.settings.Fleet
+	q.r.sessions.Placed(&q.turn, leg, r)
 	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Incarnation(r)}
 }
 

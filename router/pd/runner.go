@@ -20,6 +20,7 @@ import (
 	"sluice/router/pd/reqbody"
 	"sluice/router/requestlog"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/sweeper"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -78,6 +79,7 @@ type Options struct {
 	Models    map[string]config.Model // overrides by model name
 	Timeouts  config.Timeouts
 	Steering  config.Steering
+	Sessions  session.Options
 	Migration config.Migration
 	// Completions reports the end of KV transfers to families that wait for it (CompletionWaiter).
 	// Without it decode follows prefill's response alone.
@@ -136,6 +138,7 @@ type Runner struct {
 	migratable           migratableStreams
 	stored               storedResponses
 	probes               abort.Probes
+	sessions             *session.Table
 }
 
 // Waiting returns the number of requests that wait for a healthy worker.
@@ -156,7 +159,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet)}
+	r := &Runner{downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
 	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err
@@ -184,6 +187,10 @@ func (r *Runner) ServeInference(x front.Exchange) {
 		r.serveStored(x)
 		return
 	}
+	if req.Endpoint.Kind == front.SessionFinish {
+		r.finishSession(x)
+		return
+	}
 	q := r.requests.Get()
 	q.r, q.settings, q.x, q.req, q.id = r, r.current.Load(), x, req, req.RequestID
 	defer q.recycle()
@@ -196,12 +203,13 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	if !q.selectWorkers() || !q.resolvePool() {
 		return
 	}
-	if !q.applySteering() || !q.routeToStored() {
+	if !q.applySteering() || !q.routeToStored() || !q.beginTurn() {
 		return
 	}
 	q.settings.Fleet.CreditRequest(q.pool)
 	began := q.entryTime()
 	q.resolvePrompt()
+	q.observePrompt()
 	q.entry.SetTokenized(began, q.prompt.Count)
 	if x.ClientGone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)

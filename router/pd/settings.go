@@ -44,6 +44,7 @@ func (r *Runner) Reload(opt Options) error {
 		return err
 	}
 	r.current.Store(s)
+	r.sessions.SetOptions(now.Sessions)
 	return nil
 }
 
@@ -55,6 +56,7 @@ func (o Options) Reloadable() Options {
 }
 
 func (o Options) applyTo(at *Options) {
+	at.Sessions = o.Sessions
 	at.PD, at.Models, at.Timeouts, at.Steering, at.Migration, at.PoolWaiters, at.TransferStall = o.PD, o.Models, o.Timeouts, o.Steering, o.Migration, o.PoolWaiters, o.TransferStall
 	at.Admission, at.AdmissionBytes = o.Admission, o.AdmissionBytes
 }

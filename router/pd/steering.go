@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/zeebo/xxh3"
-
 	"sluice/dataplane/front"
 	"sluice/router/worker"
 )
@@ -17,16 +15,12 @@ import (
 // their configured ids and never by host, so a client cannot make the router connect to any other
 // address.
 const (
-	headerSession = "X-Sluice-Session"
 	headerWorker  = "X-Sluice-Worker"
 	headerAllowed = "X-Sluice-Allowed-Workers"
 	headerLabels  = "X-Sluice-Require-Labels"
-	// headerSessionID is the name that other routers and clients use for the session header.
-	headerSessionID = "X-Session-ID"
 
 	maxHeaderWords = 64       // maximum number of words in one header
 	maxHeaderBytes = 32 << 10 // maximum size of one header in bytes; an in-process caller can set longer headers than HTTP allows
-	maxSession     = 256      // maximum length of a session id in bytes
 	maxListed      = 32       // maximum number of ids or labels that an error message lists
 )
 
@@ -82,17 +76,8 @@ func (p *pinPolicy) allow(ip netip.Addr, unix bool) bool {
 func (q *request) applySteering() bool {
 	s := &q.steering
 	*s = steering{allowed: s.allowed[:0], labels: s.labels[:0], workers: s.workers[:0], ranks: s.ranks[:0]}
-	named := headerSession
-	session := q.x.Header(named)
-	if len(session) == 0 {
-		named = headerSessionID
-		session = q.x.Header(named)
-	}
-	if len(session) > maxSession {
-		return q.refuseSteering(named, string(session[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(session), maxSession))
-	}
-	if len(session) > 0 {
-		s.session = xxh3.Hash(session) | 1
+	if !q.recogniseSession() {
+		return false
 	}
 	pin, allowed, labels := q.x.HeaderList(headerWorker), q.x.HeaderList(headerAllowed), q.x.HeaderList(headerLabels)
 	if pin == nil && allowed == nil && labels == nil {

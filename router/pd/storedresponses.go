@@ -14,6 +14,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
 	"sluice/router/requestlog"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -43,8 +44,28 @@ type storedResponse struct {
 	id, owner string // owner is the name of the client's API key, "" if the router requires no key
 	rank      *worker.Rank
 	until     time.Time
+	session   session.Key     // of the request that it answers; zero if it had none
 	charged   int             // tokens that a background response was charged before it was computed; 0: none
 	own       *linked.Element // the entry's element in its owner's list
+}
+
+// setSession remembers the session of a response of owner.
+func (s *storedResponses) setSession(owner, id string, k session.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byID[id]; e != nil && e.Value.(*storedResponse).owner == owner {
+		e.Value.(*storedResponse).session = k
+	}
+}
+
+// sessionOf returns the session of a response, zero if owner has no such response.
+func (s *storedResponses) sessionOf(owner, id string) session.Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byID[id]; e != nil && e.Value.(*storedResponse).owner == owner {
+		return e.Value.(*storedResponse).session
+	}
+	return session.Key{}
 }
 
 // add remembers a response. If another client already owns the id, add changes nothing.
@@ -192,7 +213,11 @@ func (q *request) rememberResponse(body []byte, rank *worker.Rank) {
 	if q.req.Endpoint.Kind != front.ResponsesAPI || q.declinesStore() {
 		return
 	}
-	q.r.stored.add(ownerOf(q.req.Principal), responseID(body), rank, time.Now())
+	id := responseID(body)
+	q.r.stored.add(ownerOf(q.req.Principal), id, rank, time.Now())
+	if !q.sessionKey.IsZero() {
+		q.r.stored.setSession(ownerOf(q.req.Principal), id, q.sessionKey)
+	}
 }
 
 // responseID returns the id of the response object that starts in body, or "" if body does not
@@ -218,6 +243,9 @@ func responseID(body []byte) string {
 func (s *streamState) ResponseID(id string) {
 	if s.endpoint.Kind == front.ResponsesAPI && !s.unstored {
 		s.settings.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
+		if k := s.turn.Key(); !k.IsZero() {
+			s.settings.r.stored.setSession(ownerOf(s.pass), id, k)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"sluice/router/pd/reqbody"
 	"sluice/router/requestlog"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -49,6 +50,7 @@ type streamState struct {
 	unmigratable  string              // why the stream cannot migrate
 	migration     *streamMigration    // nil if it cannot migrate
 	trace         *requestlog.TraceID // the request's trace id; nil if it has none
+	turn          session.Turn        // of its session
 	indexedWorker *worker.Worker      // the worker under which Runner.migratable lists the stream
 }
 
@@ -92,6 +94,7 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	if s.entry != nil {
 		s.entry.Intervals.Next, hooks.Intervals = hooks.Intervals, &s.entry.Intervals
 	}
+	s.turn, q.turn = q.turn, session.Turn{}
 	if q.answerLease != nil {
 		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil
 	}
@@ -202,6 +205,9 @@ func (s *streamState) Ended(res relay.Result) {
 	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.migrated {
 		s.settings.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
 	}
+	s.settings.r.endTurn(&s.turn, session.Result{
+		OK: s.status == 200 && !res.FirstToken.IsZero(), Cached: out.CachedTokens, Prompt: out.PromptTokens, Output: out.OutputTokens,
+	})
 	if s.model != nil {
 		s.model.Ended(out, int(s.tokens), s.traceOf())
 	}

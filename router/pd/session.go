@@ -1,0 +1,187 @@
+package pd
+
+import (
+	"bytes"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/schedule"
+	"sluice/router/session"
+	"sluice/router/worker"
+)
+
+// Sessions returns the table of sessions.
+func (r *Runner) Sessions() *session.Table { return r.sessions }
+
+// recogniseSession finds the session of the request. It answers with an error and returns false if a
+// header names a session by an id that cannot be one.
+func (q *request) recogniseSession() bool {
+	tenant := ownerOf(q.req.Principal)
+	id, from := session.FromHeaders(q.x)
+	if from != session.None {
+		if wrong := session.CheckID(id); wrong != "" {
+			shown := string(id[:min(len(id), 40)])
+			if len(id) > len(shown) {
+				shown += "…"
+			}
+			return q.refuseSteering(from.String(), shown, wrong)
+		}
+	} else if q.req.Endpoint.Disaggregable {
+		id, from = session.FromBody(&q.req.Doc, q.settings.Sessions.UserMember)
+	}
+	switch {
+	case from != session.None:
+		q.sessionKey, q.sessionFrom = q.r.sessions.KeyOf(tenant, id), from
+	case q.req.Endpoint.Kind == front.ResponsesAPI && q.req.Doc.Has(jsonscan.KeyPreviousResponseID):
+		previous := jsonscan.Unquote(nil, q.req.Doc.Raw(jsonscan.KeyPreviousResponseID))
+		q.sessionFrom = session.PreviousResponse
+		if q.sessionKey = q.r.stored.sessionOf(tenant, string(previous)); q.sessionKey.IsZero() {
+			q.sessionKey = q.r.sessions.KeyOf(tenant, previous)
+		}
+	}
+	if from == session.SluiceSession || from == session.SessionID {
+		// The same rank in every router, from the first request on.
+		seed := uint64(0)
+		if tenant != "" {
+			seed = xxh3.HashString(tenant)
+		}
+		q.steering.session = xxh3.HashSeed(id, seed) | 1
+	}
+	return true
+}
+
+// beginTurn counts the request as a turn of its session, and waits until the session may be active.
+// It answers with an error and returns false if the client has disconnected meanwhile, or the request
+// cannot run any more.
+func (q *request) beginTurn() bool {
+	if q.sessionKey.IsZero() || !q.req.Endpoint.Disaggregable {
+		return true
+	}
+	q.turn = q.r.sessions.Begin(q.sessionKey, ownerOf(q.req.Principal), q.sessionFrom, session.IsFinal(q.x))
+	w := q.r.sessions.Start(&q.turn, session.Request{Pool: q.pool.Model, Tokens: len(q.req.Doc.Body) / bytesPerToken, Meter: (*kvMeter)(q)})
+	return w == nil || q.awaitTurn(w)
+}
+
+// awaitTurn waits until the request's session is active, for at most sessions.max_wait. Then it makes
+// the plan again.
+func (q *request) awaitTurn(w *session.Wait) bool {
+	began := time.Now()
+	gone := make(chan struct{})
+	q.x.OnClientGone(func() { close(gone) })
+	q.x.MarkDispatched()
+	by := q.earlierDeadline(w.Deadline())
+	timer := time.NewTimer(time.Until(by))
+	how := session.Started
+	select {
+	case <-w.Ready():
+	case <-gone:
+		how = session.Left
+	case <-timer.C:
+		how = session.Overran
+	}
+	timer.Stop()
+	q.x.OnClientGone(nil)
+	w.End(how)
+	waited := time.Since(began)
+	q.settings.Scheduler.AddNote(q.id, fmt.Sprintf("session %s waited %s for a place among the active sessions: %s", q.sessionKey, waited.Round(time.Millisecond), how))
+	if how == session.Left {
+		q.refuse(front.ClientGone, "the client closed the connection while its session waited", 0)
+		return false
+	}
+	if q.pastDeadline() {
+		q.refuse(front.Deadline, "the request's time is over: its session waited for other sessions", 0)
+		return false
+	}
+	q.setQueueTime(waited)
+	return q.resolvePool() && q.applySteering() && q.routeToStored()
+}
+
+// kvMeter reports the KV of the ranks that compute the prompts of a request's pool.
+type kvMeter request
+
+// Capacity implements session.Meter.
+func (m *kvMeter) Capacity() session.Capacity {
+	ranks := m.plan.Whole
+	if m.plan.Family != nil {
+		ranks = m.plan.Prefill
+	}
+	c, known := session.Capacity{Occupancy: -1}, true
+	for _, r := range ranks {
+		total, size := r.Worker.Info().TotalBlocks, r.BlockSize()
+		if total <= 0 || size <= 0 {
+			known = false
+			continue
+		}
+		c.Tokens += int64(total) * int64(size)
+		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {
+			c.Occupancy = max(c.Occupancy, float64(r.CachedBlocks.Load())/float64(total))
+		}
+		if u := r.KVUsage(); u > 0 {
+			c.Occupancy = max(c.Occupancy, u)
+		}
+	}
+	if !known {
+		c.Tokens = 0
+	}
+	return c
+}
+
+// observePrompt tells the session of the prompt.
+func (q *request) observePrompt() {
+	if q.turn.IsSession() {
+		keep := len(q.prompt.Tokens) == 0 || q.poolSummary(q.req.Received).needsApprox
+		q.r.sessions.Observe(&q.turn, q.keys, approxBlockTokens, q.promptTokens(), keep)
+	}
+}
+
+// sessionHint sets what the request's session says to the choice of a leg.
+func (q *request) sessionHint(query *schedule.Query) {
+	query.Session = q.steering.session
+	if !q.sessionKey.IsZero() {
+		query.SessionID = q.sessionKey.Short()
+		query.SessionRank = q.r.sessions.Rank(&q.turn, query.Leg)
+	}
+}
+
+// end ends a turn and forgets the blocks that nobody uses any more.
+func (r *Runner) endTurn(u *session.Turn, res session.Result) {
+	if u.IsSession() {
+		r.forget(r.sessions.End(u, res))
+	}
+}
+
+// forget drops predictions of blocks that only a finished session used. Blocks of ranks with a live
+// feed are in the index of facts, where they stay until their engine evicts them.
+func (r *Runner) forget(f session.Forget) {
+	for _, rank := range f.Ranks {
+		r.options().Approx.Forget(rank.Slot, f.Keys, f.Keep)
+	}
+}
+
+// finishedSession is the response to the end of a session, whether or not there was one: it says
+// nothing of the sessions of others.
+var finishedSession = []byte(`{"object":"sluice.session","status":"finished"}` + "\n")
+
+// finishSession serves POST /v1/sessions/{id}/finish.
+func (r *Runner) finishSession(x front.Exchange) {
+	req := x.Request()
+	id, err := url.PathUnescape(req.SessionID)
+	wrong := ""
+	if err != nil {
+		wrong = "it has an invalid percent-escape; want each byte that a path may not have as % and two hexadecimal digits"
+	} else {
+		wrong = session.CheckID([]byte(id))
+	}
+	if wrong != "" {
+		shown := bytes.ToValidUTF8([]byte(req.SessionID[:min(len(req.SessionID), 40)]), []byte("\ufffd"))
+		x.Error(front.BadField, "session_id", fmt.Sprintf("session id %q: %s", shown, wrong), 0)
+		return
+	}
+	r.forget(r.sessions.Finish(r.sessions.KeyOf(ownerOf(req.Principal), []byte(id))))
+	x.ReplyJSON(200, finishedSession)
+}

@@ -1,0 +1,435 @@
+package session
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Thrash protection. A pool of ranks serves one model. A session is active in its pool from the start
+// of a turn until Options.Hold after the turn's end. While the pool is not limited, every turn starts
+// at once, and the ends of turns show whether the KV of active sessions survives between their turns.
+// If much of it does not, and the active sessions need more KV than the pool has, the pool becomes
+// limited: a session that is not active waits until the active ones leave space for it.
+const (
+	// A window of evidence: enough turns, and enough time for evictions to show.
+	windowTurns = 16
+	windowTime  = 250 * time.Millisecond
+	// lossAt is the share of the expected tokens below which evictions hurt, keptAt the one from
+	// which there is space for more.
+	lossAt = 0.8
+	keptAt = 0.95
+	// fill is the share of the pool's KV that active sessions may need: their prompts grow while they
+	// run, and ranks are not equally full.
+	fill = 0.85
+	// shrink and grow change the limit of a pool by the evidence, floor is the smallest share of the
+	// KV, or of what the active sessions needed, that it becomes.
+	shrink, grow, floor = 0.9, 1.05, 0.25
+	// idleFactor is the share of the limit below which a pool that nobody waits for is no longer
+	// limited.
+	idleFactor = 0.7
+)
+
+// Capacity is the KV of the ranks that compute the prompts of a pool.
+type Capacity struct {
+	Tokens int64 // that fit; 0 unknown
+	// Occupancy is the largest share of KV blocks that a rank reports as used or cached, -1 if none
+	// reports it.
+	Occupancy float64
+}
+
+// fullAt is the occupancy from which engines evict.
+const fullAt = 0.85
+
+// capacityAge is how long a pool's Capacity is used.
+const capacityAge = time.Second
+
+// limited is the part of a Session that belongs to its pool's limit.
+type limited struct {
+	pool   *pool // of the last turn; nil: none yet
+	active bool
+	need   int64 // tokens counted in pool.need; 0 if not active
+	// While it is active without a turn in progress, it is in pool.idle since heldAt.
+	held           bool
+	heldAt         time.Time
+	earlier, later *Session // its neighbours there
+}
+
+// pool is the sessions that use one model.
+type pool struct {
+	active   map[*Session]struct{}
+	need     int64 // tokens of KV that only these use, together
+	idle     idleQueue
+	waiting  []*Wait
+	limit    int64 // tokens; 0: not limited
+	floor    int64 // the least limit
+	ceiling  int64 // the largest limit
+	capacity Capacity
+	measured time.Time // capacity
+	waitedAt time.Time // the last time that a turn had to wait
+
+	expected, cached int64 // tokens of the window
+	turns            int
+	since            time.Time
+}
+
+// WaitEnd is how a wait ended.
+type WaitEnd uint8
+
+// The ends of a wait.
+const (
+	Started  WaitEnd = iota // there was space
+	Overran                 // Options.MaxWait, or the request's own deadline, passed: the turn started without space
+	Left                    // the client disconnected
+	Overflow                // MaxWaiting turns waited already: the turn started without space
+
+	NumWaits
+)
+
+var waitNames = [NumWaits]string{"started", "overran", "client_gone", "overflow"}
+
+// String returns the end's name in metrics.
+func (e WaitEnd) String() string {
+	if e < NumWaits {
+		return waitNames[e]
+	}
+	return ""
+}
+
+// Wait is a turn that waits until its session is active. Exactly one call of End must follow.
+type Wait struct {
+	table   *Table
+	session *Session
+	ready   chan struct{}
+	by      time.Time
+	tokens  int64 // what the session is expected to need
+	started bool
+}
+
+// Ready is closed when the turn may start.
+func (w *Wait) Ready() <-chan struct{} { return w.ready }
+
+// Deadline returns when the wait ends at the latest.
+func (w *Wait) Deadline() time.Time { return w.by }
+
+// Request is what Start must know of a turn.
+type Request struct {
+	Pool   string // the model
+	Tokens int    // estimate of the prompt's length; 0 unknown
+	Meter  Meter
+}
+
+// Meter reports a pool's Capacity. It is called at most once per capacityAge and pool, and must not
+// block.
+type Meter interface {
+	Capacity() Capacity
+}
+
+// Start returns nil if a turn may start now, else a Wait. The session is active then, or when the
+// Wait is Ready. Turns without session always start.
+func (t *Table) Start(u *Turn, req Request) *Wait {
+	s := u.session
+	if s == nil {
+		return nil
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.poolOf(req.Pool)
+	if s.pool != p {
+		t.deactivate(s)
+		s.pool = p
+	}
+	p.measure(req.Meter, now)
+	t.releaseIdle(p, now)
+	p.relax(t, now)
+	if p.limit == 0 || s.active && !p.mustYield(s) {
+		t.activate(s, int64(req.Tokens))
+		return nil
+	}
+	t.deactivate(s)
+	if len(p.waiting) >= t.opt.MaxWaiting {
+		t.counts.Waits[Overflow]++
+		t.activate(s, int64(req.Tokens))
+		return nil
+	}
+	w := &Wait{table: t, session: s, ready: make(chan struct{}), by: now.Add(t.opt.MaxWait), tokens: int64(req.Tokens)}
+	p.waiting = append(p.waiting, w)
+	t.admit(p)
+	if w.started {
+		return nil
+	}
+	p.waitedAt = now
+	t.arm(now)
+	return w
+}
+
+// End ends the wait. If it has not become Ready, the turn starts without space, or with Left not at
+// all.
+func (w *Wait) End(how WaitEnd) {
+	t := w.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w.started {
+		how = Started
+	} else {
+		p := w.session.pool
+		p.waiting = slices.DeleteFunc(p.waiting, func(o *Wait) bool { return o == w })
+		if how != Left {
+			t.activate(w.session, w.tokens)
+		}
+		t.admit(p)
+	}
+	t.counts.Waits[how]++
+}
+
+// maxPools bounds the pools: the models of the fleet.
+const maxPools = 4096
+
+func (t *Table) poolOf(name string) *pool {
+	p := t.pools[name]
+	if p == nil {
+		if len(t.pools) >= maxPools {
+			name = "" // shared by all further models
+		}
+		if p = t.pools[name]; p == nil {
+			p = &pool{active: make(map[*Session]struct{})}
+			t.pools[name] = p
+		}
+	}
+	return p
+}
+
+func (p *pool) measure(m Meter, now time.Time) {
+	if m != nil && (p.measured.IsZero() || now.Sub(p.measured) >= capacityAge) {
+		p.capacity, p.measured = m.Capacity(), now
+	}
+}
+
+// ownNeed returns the tokens of KV that a session needs and shares with no other.
+func (s *Session) ownNeed(estimate int64) int64 {
+	if s.tokens == 0 {
+		return estimate
+	}
+	return int64(max(s.tokens-s.shared, 0))
+}
+
+// activate makes a session active with a turn in progress.
+func (t *Table) activate(s *Session, estimate int64) {
+	p := s.pool
+	if !s.active {
+		s.active = true
+		p.active[s] = struct{}{}
+		s.tenant.active++
+	}
+	p.idle.remove(s)
+	t.recount(s, estimate)
+}
+
+// recount counts what an active session needs now.
+func (t *Table) recount(s *Session, estimate int64) {
+	if s.active {
+		n := s.ownNeed(estimate)
+		s.pool.need += n - s.need
+		s.need = n
+	}
+}
+
+// deactivate frees the place of a session. Turns in progress continue.
+func (t *Table) deactivate(s *Session) {
+	if !s.active {
+		return
+	}
+	p := s.pool
+	p.idle.remove(s)
+	delete(p.active, s)
+	p.need -= s.need
+	s.active, s.need, s.cachedIn = false, 0, time.Time{}
+	s.tenant.active--
+	t.admit(p)
+}
+
+// hold keeps the place of a session whose last turn in progress has ended.
+func (t *Table) hold(s *Session, now time.Time) {
+	if s.active && !s.held {
+		s.heldAt = now
+		s.pool.idle.add(s)
+		t.recount(s, 0)
+	}
+}
+
+// releaseIdle frees the places that were held long enough.
+func (t *Table) releaseIdle(p *pool, now time.Time) {
+	for s := p.idle.first; s != nil && now.Sub(s.heldAt) >= t.opt.Hold; s = p.idle.first {
+		t.deactivate(s)
+	}
+}
+
+// idleQueue is the active sessions without a turn in progress, the longest idle first. It is linked
+// through the sessions, so that a turn of a known session allocates nothing.
+type idleQueue struct{ first, last *Session }
+
+func (q *idleQueue) add(s *Session) {
+	s.held, s.earlier, s.later = true, q.last, nil
+	if q.last != nil {
+		q.last.later = s
+	} else {
+		q.first = s
+	}
+	q.last = s
+}
+
+// remove removes a session that may be in the queue.
+func (q *idleQueue) remove(s *Session) {
+	if !s.held {
+		return
+	}
+	if s.earlier != nil {
+		s.earlier.later = s.later
+	} else {
+		q.first = s.later
+	}
+	if s.later != nil {
+		s.later.earlier = s.earlier
+	} else {
+		q.last = s.earlier
+	}
+	s.held, s.earlier, s.later = false, nil, nil
+}
+
+// mustYield reports whether an active session whose prompts have grown must wait for its next turn:
+// the sessions that began before it need the space.
+func (p *pool) mustYield(s *Session) bool {
+	if s.running > 1 || p.need <= p.limit || len(p.active) == 1 {
+		return false
+	}
+	before := int64(0)
+	for o := range p.active {
+		if o.order < s.order {
+			before += o.need
+		}
+	}
+	return before > 0 && before+s.need > p.limit
+}
+
+// admit starts the turns for which there is space. The next one is of the tenant with the fewest
+// active sessions, then of the session that began first. It is not passed by one that needs less.
+func (t *Table) admit(p *pool) {
+	for len(p.waiting) > 0 {
+		next := 0
+		for i, w := range p.waiting {
+			if w.before(p.waiting[next]) {
+				next = i
+			}
+		}
+		w := p.waiting[next]
+		s := w.session
+		if !s.active && p.limit > 0 && len(p.active) > 0 && p.need+s.ownNeed(w.tokens) > p.limit {
+			return
+		}
+		p.waiting = slices.Delete(p.waiting, next, next+1)
+		t.activate(s, w.tokens)
+		w.started = true
+		close(w.ready)
+	}
+}
+
+func (w *Wait) before(o *Wait) bool {
+	a, b := w.session, o.session
+	switch {
+	case a.active != b.active:
+		return a.active // another turn of an active session
+	case a.tenant.active != b.tenant.active:
+		return a.tenant.active < b.tenant.active
+	}
+	return a.order < b.order
+}
+
+// observe takes a turn as evidence: of expected tokens that the session had left on its rank, cached
+// were still there.
+func (p *pool) observe(t *Table, expected, cached int64, now time.Time) {
+	if p.turns == 0 {
+		p.since = now
+	}
+	p.expected, p.cached, p.turns = p.expected+expected, p.cached+cached, p.turns+1
+	if p.turns < windowTurns || now.Sub(p.since) < windowTime {
+		return
+	}
+	kept := float64(p.cached) / float64(p.expected)
+	p.expected, p.cached, p.turns = 0, 0, 0
+	if !t.opt.LimitActive {
+		return
+	}
+	switch {
+	case p.limit == 0:
+		if kept < lossAt && p.isOvercommitted() {
+			p.beginLimit()
+		}
+	case kept < lossAt:
+		p.limit = max(int64(float64(p.limit)*shrink), p.floor)
+	case kept > keptAt && len(p.waiting) > 0:
+		p.limit = min(int64(float64(p.limit)*grow), p.ceiling)
+	}
+	t.admit(p)
+}
+
+// isOvercommitted reports whether the active sessions need more KV than there is, as far as that is
+// known. Sessions may lose KV for other reasons: an engine has restarted, or caches nothing.
+func (p *pool) isOvercommitted() bool {
+	c := p.capacity
+	if c.Occupancy >= 0 && c.Occupancy < fullAt {
+		return false
+	}
+	return c.Tokens <= 0 || float64(p.need) > fill*float64(c.Tokens)
+}
+
+func (p *pool) beginLimit() {
+	size := float64(p.need)
+	p.limit, p.ceiling = int64(size*shrink), math.MaxInt64
+	if p.capacity.Tokens > 0 {
+		size = float64(p.capacity.Tokens)
+		p.limit, p.ceiling = int64(size*fill), int64(size)
+	}
+	p.limit, p.floor = max(p.limit, 1), max(int64(size*floor), 1)
+}
+
+// relax ends the limit of a pool that has not been needed for as long as a place is held.
+func (p *pool) relax(t *Table, now time.Time) {
+	if p.limit > 0 && len(p.waiting) == 0 && now.Sub(p.waitedAt) >= t.opt.Hold && float64(p.need) < idleFactor*float64(p.limit) {
+		p.limit = 0
+	}
+}
+
+// arm sets the timer to the time at which the first place becomes free for a turn that waits. There is
+// no timer while nobody waits.
+func (t *Table) arm(now time.Time) {
+	var at time.Time
+	for _, p := range t.pools {
+		if len(p.waiting) == 0 {
+			continue
+		}
+		if s := p.idle.first; s != nil {
+			if free := s.heldAt.Add(t.opt.Hold); at.IsZero() || free.Before(at) {
+				at = free
+			}
+		}
+	}
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	if !at.IsZero() {
+		t.timer = time.AfterFunc(max(at.Sub(now), 0), t.releaseHeld)
+	}
+}
+
+func (t *Table) releaseHeld() {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.pools {
+		t.releaseIdle(p, now)
+		t.admit(p)
+	}
+	t.arm(now)
+}
