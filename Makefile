@@ -152,7 +152,7 @@ bench-nixl: ## figures of the tiers that tell of KV transfers, each beside its t
 	@scripts/bench_nixl.sh
 
 .PHONY: policies
-policies: build ## policies compared on a simulated fleet: docs/policies.md (a quarter of an hour, on a quiet box)
+policies: build ## policies compared on a simulated fleet: docs/policies.md (twenty minutes, on a quiet box)
 	scripts/policies.py
 
 .PHONY: e2e-vllm
