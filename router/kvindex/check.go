@@ -29,7 +29,7 @@ func (ix *radix) checkSome(own *rankState) {
 
 // tally is the result of checking a shard.
 type tally struct {
-	cachedBlocks map[worker.Slot]int
+	cachedBlocks map[worker.Slot][NumTiers]int
 	copies       int
 	bytes        int64
 }
@@ -37,7 +37,7 @@ type tally struct {
 // check verifies the index's invariants. It takes time proportional to the index's size. The caller
 // holds every rank's lock or has exclusive use of the index.
 func (ix *radix) check() error {
-	sum := tally{cachedBlocks: make(map[worker.Slot]int)}
+	sum := tally{cachedBlocks: make(map[worker.Slot][NumTiers]int)}
 	inShard := make([]int, shardCount)
 	for i := range ix.shards {
 		sh := &ix.shards[i]
@@ -54,8 +54,8 @@ func (ix *radix) check() error {
 	}
 	entries := 0
 	for _, slot := range ix.activeRanks {
-		if ix.CachedBlocks(slot) != sum.cachedBlocks[slot] {
-			return fmt.Errorf("slot %d has %d blocks, %d counted", slot, sum.cachedBlocks[slot], ix.CachedBlocks(slot))
+		if counted := ix.CachedBlocksByTier(slot); counted != sum.cachedBlocks[slot] {
+			return fmt.Errorf("slot %d has %d blocks by tier, %d counted", slot, sum.cachedBlocks[slot], counted)
 		}
 		delete(sum.cachedBlocks, slot)
 		rank := ix.ranks[slot].Load()
@@ -158,7 +158,9 @@ func (sh *shard) check(sum *tally) error {
 			any := false
 			sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
 				any = true
-				sum.cachedBlocks[slot] += n.len()
+				byTier := sum.cachedBlocks[slot]
+				byTier[tier] += n.len()
+				sum.cachedBlocks[slot] = byTier
 				holds += n.len()
 			})
 			if !any {

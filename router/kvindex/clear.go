@@ -53,6 +53,7 @@ func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
 	}
 	r.clearMark.Store(mark)
 	nodes := &sh.table.nodes
+	var byTier [NumTiers]int
 	for id := r.tail; id != 0; {
 		prev := nodes.links(id).prev
 		n := nodes.at(id)
@@ -60,7 +61,7 @@ func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
 			if !sh.isHolder(n, slot, tier) {
 				continue
 			}
-			lost += n.len()
+			byTier[tier] += n.len()
 			if sh.isSoleHolder(n, slot, tier) {
 				sh.remove(id)
 				break
@@ -74,7 +75,10 @@ func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
 		sh.join(prev, id)
 		id = prev
 	}
-	sh.addCounts(slot, -lost)
+	for tier, n := range byTier {
+		sh.addCounts(slot, Tier(tier), -n)
+		lost += n
+	}
 	sh.entries -= lost
 	sh.finishExtent(ext)
 	return lost

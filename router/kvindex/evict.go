@@ -79,7 +79,7 @@ func (sh *shard) evictFrom(ext uint32) {
 			}
 		}
 		sh.len -= lost
-		sh.ix.ranks[slot].Load().evicted.Add(int64(lost))
+		sh.ix.ranks[slot].Load().evicted[tier].Add(int64(lost))
 		sh.ix.evicted.Add(uint64(lost))
 		sh.entries -= cells
 		rank := sh.ix.ranks[slot].Load()

@@ -111,6 +111,12 @@ type Index interface {
 	Bytes() int64
 }
 
+// TierCounter is implemented by an index that counts the blocks of each tier.
+type TierCounter interface {
+	// CachedBlocksByTier is CachedBlocks for each tier. The counts are loaded one after the other.
+	CachedBlocksByTier(slot worker.Slot) [NumTiers]int
+}
+
 // Evictor is implemented by an index that drops entries to stay within its bounds.
 type Evictor interface {
 	// Evicted returns how many (rank, tier, block) entries were dropped since the start to stay

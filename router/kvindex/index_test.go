@@ -115,6 +115,35 @@ func TestImpossibleEvents(t *testing.T) {
 	}
 }
 
+// TestCachedBlocksByTier: stores, removals and clears count in the tier of the blocks.
+func TestCachedBlocksByTier(t *testing.T) {
+	ix := New(Options{})
+	wantTiers := func(when string, want [NumTiers]int) {
+		t.Helper()
+		if got := ix.(TierCounter).CachedBlocksByTier(1); got != want || ix.CachedBlocks(1) != want[Device]+want[Host]+want[Disk] {
+			t.Errorf("%s: %v, %d together; want %v", when, got, ix.CachedBlocks(1), want)
+		}
+	}
+	ev, _ := chain(1, 1, 8)
+	ix.Store(&ev)
+	lower := ev
+	lower.Tier, lower.Engine, lower.Local = Host, ev.Engine[:5], ev.Local[:5]
+	ix.Store(&lower)
+	lower.Tier, lower.Engine, lower.Local = Disk, ev.Engine[:3], ev.Local[:3]
+	ix.Store(&lower)
+	wantTiers("stored", [NumTiers]int{8, 5, 3})
+	ix.Remove(1, Device, ev.Engine[6:])
+	ix.Remove(1, Host, ev.Engine[4:5])
+	wantTiers("after removals", [NumTiers]int{6, 4, 3})
+	if n := ix.Clear(1); n != 13 {
+		t.Errorf("clear removed %d blocks, want 13", n)
+	}
+	wantTiers("cleared", [NumTiers]int{})
+	if got := ix.(TierCounter).CachedBlocksByTier(worker.MaxSlots); got != ([NumTiers]int{}) {
+		t.Errorf("a slot out of range has %v", got)
+	}
+}
+
 func TestEvictionKeepsTheBound(t *testing.T) {
 	const bound = 200_000
 	ix, model := New(Options{MaxBytes: bound}), NewNaive()

@@ -192,7 +192,7 @@ func (sh *shard) joinAround(id uint32) {
 
 // removeRange removes a holder from blocks from…to of an extent, all of which it has.
 func (sh *shard) removeRange(ext uint32, from, to int, slot worker.Slot, tier Tier) {
-	sh.addCounts(slot, from-to)
+	sh.addCounts(slot, tier, from-to)
 	r := sh.extents.at(ext)
 	for id := sh.nodeOf(r, to-1); ; {
 		n := sh.table.nodes.at(id)

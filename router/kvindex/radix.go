@@ -70,11 +70,11 @@ type radix struct {
 type rankState struct {
 	mu          sync.Mutex // held during a whole Clear
 	engineTable engineTable
-	displaced   []uint64     // places in other shards, of blocks that an event replaced
-	sink        uint64       // result of prefetching loads, so that the compiler keeps them
-	netStored   uint64       // blocks stored minus blocks removed by its writer; any goroutine may load it
-	evicted     atomic.Int64 // blocks of these that other writers evicted
-	cells       atomic.Int64 // approximate number of used cells of engineTable, for readers without the lock
+	displaced   []uint64               // places in other shards, of blocks that an event replaced
+	sink        uint64                 // result of prefetching loads, so that the compiler keeps them
+	netStored   [NumTiers]uint64       // blocks stored minus blocks removed by its writer; any goroutine may load them
+	evicted     [NumTiers]atomic.Int64 // blocks of these that other writers evicted
+	cells       atomic.Int64           // approximate number of used cells of engineTable, for readers without the lock
 	batch       batch
 	_           [cacheLine]byte
 }
@@ -168,13 +168,23 @@ func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 }
 
 // CachedBlocks implements Index.
-func (ix *radix) CachedBlocks(slot worker.Slot) int {
+func (ix *radix) CachedBlocks(slot worker.Slot) (n int) {
+	for _, blocks := range ix.CachedBlocksByTier(slot) {
+		n += blocks
+	}
+	return n
+}
+
+// CachedBlocksByTier implements TierCounter.
+func (ix *radix) CachedBlocksByTier(slot worker.Slot) (n [NumTiers]int) {
 	if slot < worker.MaxSlots {
 		if r := ix.ranks[slot].Load(); r != nil {
-			return int(int64(atomic.LoadUint64(&r.netStored)) - r.evicted.Load())
+			for tier := range n {
+				n[tier] = int(int64(atomic.LoadUint64(&r.netStored[tier])) - r.evicted[tier].Load())
+			}
 		}
 	}
-	return 0
+	return n
 }
 
 // Len implements Index.

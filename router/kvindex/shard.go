@@ -135,11 +135,11 @@ func (sh *shard) account() {
 	}
 }
 
-// addCounts adds to the number of blocks of a rank, whose lock the caller holds.
-func (sh *shard) addCounts(slot worker.Slot, blocks int) {
+// addCounts adds to the number of blocks that a rank, whose lock the caller holds, has in a tier.
+func (sh *shard) addCounts(slot worker.Slot, tier Tier, blocks int) {
 	sh.len += blocks
 	r := sh.ix.ranks[slot].Load()
-	release(&r.netStored, r.netStored+uint64(blocks))
+	release(&r.netStored[tier], r.netStored[tier]+uint64(blocks))
 }
 
 // place returns the place of a block, as engine table cells store it.

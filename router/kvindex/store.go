@@ -422,13 +422,13 @@ func (s *storeOp) flush() {
 		id := s.newExtent
 		s.newExtent = 0
 		if s.to > s.from {
-			sh.addCounts(s.ev.Slot, s.to-s.from)
+			sh.addCounts(s.ev.Slot, s.ev.Tier, s.to-s.from)
 			sh.publish(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
 		}
 	case s.sharedNode != 0:
 		id := s.sharedNode
 		s.sharedNode = 0
-		sh.addCounts(s.ev.Slot, s.to-s.from)
+		sh.addCounts(s.ev.Slot, s.ev.Tier, s.to-s.from)
 		sh.addRange(id, s.from, s.to, s.ev.Slot, s.ev.Tier)
 	default:
 		return
