@@ -33,6 +33,10 @@ def modules():
     return found
 
 
+# Files that are not Go modules and are embedded into the binary: {(name, version): folder}.
+EMBEDDED = {("uPlot (github.com/leeoniya/uPlot)", "v1.6.32"): os.path.join(ROOT, "router/admin/console/uplot")}
+
+
 def kind(text):
     """Returns the SPDX identifier of a licence text."""
     flat = " ".join(text.split()).lower()
@@ -60,7 +64,7 @@ def texts_of(folder):
 
 def notice():
     rows, users, order = [], {}, []
-    for (path, version), folder in sorted(modules().items()):
+    for (path, version), folder in [*sorted(modules().items()), *EMBEDDED.items()]:
         kinds, numbers = [], []
         for name, text in texts_of(folder):
             k = kind(text)
@@ -78,7 +82,7 @@ def notice():
     out = [
         "Sluice is licensed under the Apache License, Version 2.0 (see LICENSE).",
         "",
-        "The binary contains the Go standard library (BSD-3-Clause, https://go.dev/LICENSE) and the modules below.",
+        "The binary contains the Go standard library (BSD-3-Clause, https://go.dev/LICENSE), the modules below and, in the console, uPlot.",
         "It is linked dynamically with libzmq (MPL-2.0) and loads NIXL, UCX and CUDA at run time when these are installed.",
         "scripts/notice.py writes this file from the Go module cache.",
         "", *rows,

@@ -27,8 +27,7 @@ if [ "${1:-}" = --tools ]; then
   step 'engine API python' scripts/engineapi-python-test.sh
   step 'clients' scripts/e2e-clients.sh
   step 'FastAPI server' scripts/fastapi-test.sh
-  browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
-  step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
+  step 'console' scripts/console-test.sh
   step 'observability' make --no-print-directory observability-test
   step 'docs' make --no-print-directory docs
   step 'packages' make --no-print-directory packages-test

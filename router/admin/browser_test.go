@@ -1,234 +1,241 @@
-package admin
+package admin_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"sluice/bench/sim"
 	"sluice/bench/testwait"
-	"sluice/dataplane/relay"
-	"sluice/router/blockhash"
-	"sluice/router/kvindex"
-	"sluice/router/obs"
-	"sluice/router/schedule"
+	"sluice/router/apikey"
+	"sluice/router/app"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
 	"sluice/router/worker"
 )
 
-// Flags of TestConsoleInBrowser, which opens the console with simulated traffic in a browser:
-//
-//	go test ./router/admin -run TestConsoleInBrowser -browser chromium -shot /tmp/x.png
-//
-// -preview 5m instead serves the console for that time.
+// Flags of TestConsoleInBrowser; scripts/console-test.sh sets the first two.
 var (
-	browser    = flag.String("browser", "", "chromium to open the console with")
-	screenshot = flag.String("shot", "", "PNG file of the console")
-	size       = flag.String("size", "1400,1000", "of the picture")
-	preview    = flag.Duration("preview", 0, "serve made-up traffic for so long and print the address")
-	more       = flag.String("more", "", "to put behind the address, such as &why=ID")
-	fullPage   = flag.Int("aggregated", 0, "so many aggregated workers instead of the crew")
-	dark       = flag.Bool("dark", false, "dark picture")
+	browser = flag.String("browser", "", "chromium to open the console with")
+	modules = flag.String("modules", "", "folder whose node_modules has playwright-core and axe-core")
+	shots   = flag.String("shots", "", "folder for a picture of each view")
+	only    = flag.String("only", "", "run only the checks whose names contain this")
 )
 
-// traffic simulates requests on the fixture and on a compared router until ctx ends.
-func (f *fixture) traffic(ctx context.Context, compared *obs.Metrics) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	type live struct {
-		id   string
-		at   time.Time
-		step int
-		res  *schedule.Reservation
-		pref *schedule.Reservation
-		rank *worker.Rank
-		ttft time.Duration
-		hit  bool
-	}
-	var run []*live
-	// Some prompts have a prefix that one rank has cached.
-	tokens := make([]uint32, 1200)
-	locals := blockhash.Locals(nil, tokens, 16)
-	salt := blockhash.NewSalt("m", "", "")
-	ix := kvindex.New(kvindex.Options{})
-	engine := make([]kvindex.EngineHash, len(locals))
-	for i := range engine {
-		engine[i] = kvindex.EngineHash(i + 1)
-	}
-	for _, r := range f.fleet.ranks(worker.Prefill) {
-		ix.Store(&kvindex.Stored{Slot: r.Slot, Salt: salt, Engine: engine[:65], Local: locals[:65]})
-	}
-	var overlap kvindex.Overlap
-	ix.Find(blockhash.Seqs(nil, salt, tokens, 16), &overlap)
-	if *fullPage == 0 {
-		f.serveOne("first")
-	}
-	n := 0
-	for tick := time.NewTicker(10 * time.Millisecond); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return
-		case <-tick.C:
-		}
-		if *fullPage > 0 {
-			n++
-			id := fmt.Sprint("whole-", n)
-			c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.WholeLeg, Candidates: f.fleet.ranks(worker.Aggregated), PromptTokens: 1200, RequestID: id, Attempt: 1})
-			time.AfterFunc(time.Second, func() {
-				c.Reservation.Release()
-				f.scheduler.EndRecord(id, schedule.Outcome{Status: 200, CachedTokens: -1, Total: time.Second})
-				f.metrics.ResponseEnded("/v1/completions", 200, time.Second)
-				f.metrics.FirstToken("/v1/completions", 20*time.Millisecond)
-			})
-		} else if rng.IntN(100) < 45 {
-			n++
-			q := &live{id: fmt.Sprintf("%08x%04x", rng.Uint32(), n), at: time.Now(), hit: rng.IntN(100) < 70}
-			query := &schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.fleet.ranks(worker.Prefill), PromptTokens: 1200, RequestID: q.id, Attempt: 1}
-			if q.hit {
-				query.Overlap = &overlap
-			}
-			c, _ := f.scheduler.Choose(query)
-			q.pref, q.rank = c.Reservation, c.Rank
-			f.metrics.LegStarted(schedule.PrefillLeg, c.Rank.ID)
-			run = append(run, q)
-		}
-		keep := run[:0]
-		for _, q := range run {
-			age := time.Since(q.at)
-			wait := 120 * time.Millisecond
-			if q.hit {
-				wait = 35 * time.Millisecond
-			}
-			switch {
-			case q.step == 0 && age > wait+700*time.Millisecond:
-				q.step = 1
-				q.pref.Release()
-				f.metrics.LegEnded(schedule.PrefillLeg, q.rank.ID, "ok", age)
-				c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.fleet.ranks(worker.Decode), PromptTokens: 1200, MaxTokens: 100, RequestID: q.id, Attempt: 1})
-				q.res, q.rank = c.Reservation, c.Rank
-				f.metrics.LegStarted(schedule.DecodeLeg, c.Rank.ID)
-				jitter := time.Duration(rng.ExpFloat64() * float64(9*time.Millisecond))
-				q.ttft = wait + jitter
-				f.metrics.FirstToken("/v1/completions", q.ttft)
-				compared.FirstToken("/v1/completions", 95*time.Millisecond+4*jitter)
-				hit, other := 200, 80
-				if q.hit {
-					hit, other = 1050, rng.IntN(1000)
-				}
-				f.metrics.Cached(c.Rank.ID, 1200, hit+40, hit)
-				compared.Cached(c.Rank.ID, 1200, other, other)
-			case q.step == 1 && age > 2500*time.Millisecond:
-				q.res.Release()
-				f.metrics.LegEnded(schedule.DecodeLeg, q.rank.ID, "ok", age)
-				f.metrics.Streamed("/v1/completions", &relay.Result{Events: 64, Bytes: 9000, Usage: relay.Usage{Completion: 64}})
-				f.metrics.ResponseEnded("/v1/completions", 200, age)
-				f.scheduler.EndRecord(q.id, schedule.Outcome{Status: 200, CachedTokens: 1050, PromptTokens: 1200, OutputTokens: 64, TTFT: q.ttft, Total: age})
-				continue
-			}
-			keep = append(keep, q)
-		}
-		run = keep
-		for i, w := range f.fleet.workers {
-			for _, r := range w.Ranks {
-				r.CachedBlocks.Store(int64(min(1900, 300+n*(i+2)/4)))
-				r.SetKVUsage(min(0.95, float64(r.Requests.Load())*0.02+0.05))
-				r.Running.Store(r.Requests.Load())
-				r.Waiting.Store(0)
-			}
-		}
-	}
-}
+const (
+	keyA, keyB = "sk-sluice-team-a", "sk-sluice-team-b"
+	token      = "test-token-0123456789"
+)
 
-// shownTransfers has the form that the router's transfersView produces (TestTransferIsShown uses a
-// real one).
-const shownTransfers = `{"active":"zmq","reason":"nixl is off: no NIXL","tiers":[{"tier":"nixl","state":"off","reason":"no NIXL: not at /opt"},
-	{"tier":"zmq","state":"up","reason":"reports are taken at tcp://10.0.0.9:8091"},{"tier":"http","state":"up","reason":"the engines' HTTP answers"}],
-	"pending":41,"watched":41,"reports":{"recv_ok":1234,"recv_failed":3,"unknown":0},"outcomes":{"done":1234,"failed":3,"unknown":0},
-	"pairs":[{"from":"p1/1","to":"d1/0","transfers":900,"bytes_per_s":2.5e9,"ms_per_token":0.052},{"from":"p2/0","to":"d2/0","transfers":334,"bytes_per_s":0,"ms_per_token":0}]}`
-
+// TestConsoleInBrowser opens the console of a real router, over simulated engines and one that
+// fails, in a browser. testdata/browser.mjs has the checks; it compares what the page shows with
+// the admin API's answers, and asks this process for traffic and for changes of the configuration.
 func TestConsoleInBrowser(t *testing.T) {
-	if *browser == "" && *preview == 0 {
-		t.Skip("needs -browser CHROMIUM or -preview DURATION")
+	if *browser == "" || *modules == "" {
+		t.Skip("needs -browser CHROMIUM and -modules FOLDER; run scripts/console-test.sh")
 	}
-	compared := obs.NewMetrics()
-	f := start(t, func(o *Options) {
-		o.Compared = &Compared{Name: "round_robin", Metrics: compared}
-		o.Transfers = func() any { return json.RawMessage(shownTransfers) }
-	})
-	if *fullPage > 0 {
-		f.fleet.workers = nil
-		for i := range *fullPage {
-			w := worker.New(worker.Spec{ID: fmt.Sprintf("gpu-%02d", i), Models: []string{"m"}, BlockSize: 16})
-			w.SetInfo(&worker.Info{Engine: "vllm", Version: "0.33.0", BlockSize: 16, TotalBlocks: 2000})
-			w.SetState(worker.Ready, "")
-			w.Ranks[0].Slot = worker.Slot(i)
-			w.Ranks[0].Feed.Store(uint32(worker.FeedLive))
-			f.fleet.workers = append(f.fleet.workers, w)
-		}
+	f := startConsole(t)
+	f.requests(t, 40)
+	compared, ask := comparedRouter(t)
+	control := httptest.NewServer(f.control(t, ask))
+	defer control.Close()
+
+	// Node.js resolves modules from the script's own folder upwards, so the script is copied there.
+	script := filepath.Join(*modules, fmt.Sprintf("browser.%d.mjs", os.Getpid()))
+	text, err := os.ReadFile("testdata/browser.mjs")
+	if err != nil {
+		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); f.traffic(ctx, compared) }()
-	defer func() { cancel(); <-done }()
-	if *preview > 0 {
-		fmt.Println(f.URL())
-		time.Sleep(*preview)
-		return
+	if err := os.WriteFile(script, text, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	testwait.Until(t, "some history", func() bool { h, _, _ := f.ownSampler.since(0); return len(h) > 24 })
-	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-		"--disable-component-update", "--disable-sync", "--user-data-dir=" + t.TempDir(), "--window-size=" + *size,
-		"--enable-logging=stderr"}
-	if *dark {
-		args = append(args, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+	defer os.Remove(script)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "node", script)
+	cmd.Env = append(os.Environ(), "CHROMIUM="+*browser, "SHOTS="+*shots, "ONLY="+*only, "CONTROL="+control.URL,
+		"CONSOLE=http://"+f.router.Admin.Addr(), "COMPARED="+compared.Admin.URL(), "TOKEN="+token,
+		"NO_PROXY=127.0.0.1,localhost", "no_proxy=127.0.0.1,localhost")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = cmd.Run()
+	t.Logf("%s", out.String())
+	if err != nil {
+		t.Errorf("the browser's checks: %v", err)
 	}
-	if *screenshot != "" {
-		args = append(args, "--screenshot="+*screenshot)
-	} else {
-		args = append(args, "--dump-dom")
-	}
-	// The browser takes the picture when the page's virtual time has passed. On a busy machine
-	// some calls may not have their responses by then.
-	var missing []string
-	for _, seconds := range []int{4, 12, 30} {
-		out := browse(t, append(args, fmt.Sprintf("--timeout=%d", 1500*seconds), fmt.Sprintf("--virtual-time-budget=%d", 1000*seconds), f.URL()+*more))
-		if *screenshot != "" {
-			return
-		}
-		missing = nil
-		for _, want := range []string{"workers not ready", "p1/1", "d2/0", "round robin",
-			"notifications over zmq", "no NIXL: not at /opt", "41 in flight; ended: 1,234 done, 3 failed", "<td class=\"n\">2.50 GB/s</td><td class=\"n\">52.0</td>"} {
-			if !strings.Contains(out, want) {
-				missing = append(missing, want)
-			}
-		}
-		if missing == nil {
-			return
-		}
-	}
-	t.Errorf("the page does not show %q", missing)
 }
 
-// browse runs the browser until it exits and returns its output.
-func browse(t *testing.T, args []string) string {
+// consoleFleet is a router with a configuration file, and what sends it requests.
+type consoleFleet struct {
+	router *harness.Router
+	path   string // of the configuration file
+	base   string // its text
+	next   int    // number of the next request
+}
+
+// startConsole starts a prefill and a decode pair for the model sim, one aggregated engine for the
+// model small, and an engine for the model broken that fails every request. One worker is down.
+func startConsole(t *testing.T) *consoleFleet {
 	t.Helper()
-	limit, stop := context.WithTimeout(t.Context(), 120*time.Second)
-	defer stop()
-	cmd := exec.CommandContext(limit, *browser, args...)
-	var errs strings.Builder
-	cmd.Stderr = &errs
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, errs.String())
+	f := &consoleFleet{path: filepath.Join(t.TempDir(), "sluice.yaml")}
+	var b strings.Builder
+	fmt.Fprintf(&b, "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: %s, runtime_file: %s}\nhealth: {interval: 100ms}\n", token, filepath.Join(t.TempDir(), "rt.json"))
+	b.WriteString("pd: {family: nixl}\napi_keys:\n")
+	fmt.Fprintf(&b, "  - {name: team-a, sha256: %q}\n", apikey.HashOf(keyA))
+	fmt.Fprintf(&b, "  - {name: team-b, sha256: %q, requests_per_minute: 6000, models: [sim, broken, none]}\n", apikey.HashOf(keyB))
+	b.WriteString("workers:\n")
+	add := func(id, url string, role worker.Role, models ...string) {
+		fmt.Fprintf(&b, "  - {id: %s, url: %q, role: %v, models: [%s]}\n", id, url, role, strings.Join(models, ", "))
 	}
-	for line := range strings.Lines(errs.String()) {
-		if strings.Contains(line, "CONSOLE") {
-			t.Errorf("the page complains: %s", line)
+	engine := func(role string) string {
+		return harness.StartSim(t, func(o *sim.Options) {
+			o.Role, o.Blocks = role, 2000
+			o.Cost = sim.Cost{PerPrefill: 20 * time.Microsecond, Step: 5 * time.Millisecond}
+		}).URL()
+	}
+	// Names as long as those of pods, which a phone must show in full.
+	add("llama-70b-prefill-rack1-node07", engine("prefill"), worker.Prefill, "sim")
+	add("llama-70b-prefill-rack1-node08", engine("prefill"), worker.Prefill, "sim")
+	add("llama-70b-decode-rack2-node11", engine("decode"), worker.Decode, "sim")
+	add("llama-70b-decode-rack2-node12", engine("decode"), worker.Decode, "sim")
+	add("small-0", harness.StartSim(t, func(o *sim.Options) { o.Role, o.Model = "aggregated", "small" }).URL(), worker.Aggregated, "small")
+	failing := harness.StartScripted(t, harness.ReplyHandler(500, `{"error":{"message":"out of memory"}}`))
+	add("broken-0", failing.URL, worker.Aggregated, "broken")
+	add("down-0", harness.RefusedURL(t), worker.Decode, "sim")
+	f.base = b.String()
+	harness.WriteFile(t, f.path, f.base)
+	f.router = harness.LaunchConfigured(t, f.path)
+	waitReady(t, f.router, 6)
+	return f
+}
+
+// comparedRouter is a router that compares itself with another one; ask sends a request to both.
+func comparedRouter(t *testing.T) (r *harness.Router, ask func() error) {
+	t.Helper()
+	other := harness.StartRouter(t, nil, harness.SimWorker(harness.StartSim(t, harness.SimRole("aggregated")), worker.Aggregated, "other-0"))
+	r = harness.LaunchOptions(t, app.Options{Compared: other.Router}, func(c *config.Config) { c.Admin.RuntimeFile += "2" },
+		harness.SimWorker(harness.StartSim(t, harness.SimRole("aggregated")), worker.Aggregated, "own-0"))
+	r.AwaitReady(t)
+	ask = func() error {
+		for _, to := range []*harness.Router{other, r} {
+			if a, err := harness.TryPost(context.Background(), to.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`)); err != nil || a.Status != 200 {
+				return fmt.Errorf("%v, %+v", err, a)
+			}
+		}
+		return nil
+	}
+	return r, ask
+}
+
+func waitReady(t *testing.T, r *harness.Router, want int) {
+	t.Helper()
+	ready := func() bool {
+		n := 0
+		for _, w := range r.Fleet.View().Workers {
+			if s, _ := w.State(); s == worker.Ready {
+				n++
+			}
+		}
+		return n == want
+	}
+	testwait.UntilWithin(t, 30*time.Second, fmt.Sprintf("%d workers are ready", want), ready)
+}
+
+// requests sends n requests one after the other: most are P/D streams, some go to the other models.
+func (f *consoleFleet) requests(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		if err := f.request(context.Background()); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return string(out)
+}
+
+func (f *consoleFleet) request(ctx context.Context) error {
+	i := f.next
+	f.next++
+	model, key, want := "sim", keyA, 200
+	switch i % 10 {
+	case 3:
+		model = "small"
+	case 5, 9:
+		key = keyB
+	case 6:
+		model, key, want = "broken", keyB, 502
+	case 7:
+		model, key, want = "none", keyB, 404
+	}
+	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":12,"ignore_eos":true,"stream":%v}`,
+		model, harness.PromptWords(200+i%4*400, i%4), i%4 != 3)
+	a, err := harness.TryPost(ctx, f.router.URL+"/v1/chat/completions", body, "Authorization", "Bearer "+key, "X-Request-Id", fmt.Sprintf("request-%04d", i))
+	if err != nil {
+		return err
+	}
+	if a.Status != want && !(want == 502 && a.Status >= 500) {
+		return fmt.Errorf("request %d to %s: %d %s, want %d", i, model, a.Status, a.Body, want)
+	}
+	return nil
+}
+
+// control answers the script: /requests?n= sends requests and returns when they have ended, /start
+// and /stop switch traffic without a pause, /compared asks the compared routers, and /config writes
+// the body behind the configuration.
+func (f *consoleFleet) control(t *testing.T, compared func() error) http.Handler {
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	stop := func() {}
+	mux := http.NewServeMux()
+	reply := func(w http.ResponseWriter, err error) {
+		if err != nil {
+			http.Error(w, err.Error(), 500)
+		}
+		json.NewEncoder(w).Encode(map[string]bool{"ok": err == nil})
+	}
+	mux.HandleFunc("POST /requests", func(w http.ResponseWriter, r *http.Request) {
+		n, err := strconv.Atoi(r.URL.Query().Get("n"))
+		for range n {
+			err = errors.Join(err, f.request(r.Context()))
+		}
+		reply(w, err)
+	})
+	mux.HandleFunc("POST /start", func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		stop = cancel
+		running.Go(func() {
+			for ctx.Err() == nil {
+				_ = f.request(ctx) // a request that is cut is not an error
+			}
+		})
+		reply(w, nil)
+	})
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		stop()
+		running.Wait()
+		reply(w, nil)
+	})
+	mux.HandleFunc("POST /compared", func(w http.ResponseWriter, _ *http.Request) { reply(w, compared()) })
+	mux.HandleFunc("POST /config", func(w http.ResponseWriter, r *http.Request) {
+		var more bytes.Buffer
+		_, err := more.ReadFrom(r.Body)
+		reply(w, errors.Join(err, os.WriteFile(f.path, []byte(f.base+more.String()), 0o600)))
+	})
+	t.Cleanup(func() { mu.Lock(); defer mu.Unlock(); stop(); running.Wait() })
+	return mux
 }

@@ -17,6 +17,8 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/recording"
+	"sluice/router/requestlog"
+	"sluice/router/requestlog/recent"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -94,6 +96,7 @@ type fixture struct {
 	reloadFails  error
 	dry          bool // dry_run of the last reload
 	metrics      *obs.Metrics
+	timelines    *recent.Ring
 	client       *Client
 	http         *http.Client
 }
@@ -102,10 +105,10 @@ type fixture struct {
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	before := runtime.NumGoroutine()
-	f := &fixture{fleet: newFakeFleet(), metrics: obs.NewMetrics(),
+	f := &fixture{fleet: newFakeFleet(), metrics: obs.NewMetrics(), timelines: recent.New(recent.Options{Size: 100, Slow: time.Second}),
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
-		Workers: f.fleet, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: recording.New(recording.Options{}),
+		Workers: f.fleet, Timelines: f.timelines, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: recording.New(recording.Options{}),
 		Health: func() (int, []byte) { return 200, []byte("{}") },
 		Reload: func(_ context.Context, dry bool) ([]config.Change, error) {
 			f.dry = dry
@@ -171,6 +174,8 @@ func bearer(token string) func(*http.Request) {
 
 // serveOne simulates one prefill/decode request.
 func (f *fixture) serveOne(id string) {
+	e := requestlog.New(f.timelines).Begin(requestlog.Request{ID: id, Model: "m", Key: "team-a", Endpoint: "/v1/completions", Stream: true, Received: time.Now()})
+	defer e.Finish(requestlog.Outcome{Status: 200, CachedTokens: 48, OutputTokens: 9, FirstToken: 30 * time.Millisecond, Total: 90 * time.Millisecond}, 500)
 	p, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.fleet.ranks(worker.Prefill), PromptTokens: 500, RequestID: id, Attempt: 1})
 	f.scheduler.AddNote(id, "a note")
 	d, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.fleet.ranks(worker.Decode), PromptTokens: 500, RequestID: id, Attempt: 1})

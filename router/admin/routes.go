@@ -30,14 +30,11 @@ type Route struct {
 var Routes []Route
 
 func init() {
-	Routes = []Route{
-		{"GET", "/{$}", "the console", true, asset("console.html", "text/html; charset=utf-8")},
-		{"GET", "/console.js", "its script", true, asset("console.js", "text/javascript; charset=utf-8")},
-		{"GET", "/chart.js", "its charts", true, asset("chart.js", "text/javascript; charset=utf-8")},
-		{"GET", "/flow.js", "its moving picture", true, asset("flow.js", "text/javascript; charset=utf-8")},
-		{"GET", "/transfers.js", "its panel of KV transfers", true, asset("transfers.js", "text/javascript; charset=utf-8")},
-		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
+	Routes = append(consoleRoutes(), []Route{
 		{"GET", "/admin/v1/router", "which router this is: addresses, configuration file, process id and uptime", false, (*Server).identity},
+		{"GET", "/admin/v1/status", "one document for one update of the console; ?parts= some of workers, models, keys, requests, transfers, queues, ?detail= a worker, ?request= an id, ?since=, filters of requests: ?model=, ?worker=, ?key=, ?outcome=, ?slow_ms=, ?limit=", false, (*Server).status},
+		{"GET", "/admin/v1/timeline/{id}", "a finished request with the times of its parts", false, (*Server).timeline},
+		{"GET", "/admin/v1/timeline", "the same by ?id=", false, (*Server).timeline},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
 		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},
@@ -57,7 +54,7 @@ func init() {
 		{"GET", "/debug/pprof/{$}", "the names of the profiles", false, (*Server).profiles},
 		{"GET", "/debug/pprof/{profile}", "a profile of the process: profile (CPU) and trace for ?seconds=, goroutine, heap, allocs, threadcreate, block, mutex; ?debug=1 as text", false, (*Server).profile},
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
-	}
+	}...)
 }
 
 // renamedPaths are former paths. They redirect to the present ones for one release.

@@ -13,11 +13,13 @@ import (
 	"sync"
 	"time"
 
+	"sluice/router/apikey"
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/fleet"
 	"sluice/router/obs"
 	"sluice/router/recording"
+	"sluice/router/requestlog/recent"
 	"sluice/router/schedule"
 	"sluice/router/session"
 	"sluice/router/worker"
@@ -74,6 +76,16 @@ type Options struct {
 	Sessions func(limit int) session.Overview
 	// Health returns the full /health page, for /admin/v1/health; nil: 404.
 	Health func() (status int, body []byte)
+	// Timelines has the newest finished requests; nil: none.
+	Timelines *recent.Ring
+	// Keyring has the API keys; nil: clients need none.
+	Keyring *apikey.Keyring
+	// BlocksByTier returns the number of a rank's blocks in the KV index by the names of tiers; nil:
+	// unknown.
+	BlocksByTier func(*worker.Rank) map[string]int
+	// Queues returns the state of admission queues and sessions, to be encoded as JSON: an object
+	// whose members are lists of flat objects, flat objects, or values; nil: there are none.
+	Queues func() any
 	// Compared is a second router with the same load, for comparison; nil: none.
 	Compared *Compared
 }
@@ -106,7 +118,8 @@ type Server struct {
 	hub             *hub
 	ownSampler      *sampler
 	comparedSampler *sampler // nil without Options.Compared
-	runtime         string   // path of the runtime file that was written; "": none
+	models          *modelSampler
+	runtime         string // path of the runtime file that was written; "": none
 	started         time.Time
 
 	stop  context.CancelFunc
@@ -153,6 +166,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s.hub = newHub(opt.Scheduler)
 	s.ownSampler = newSampler(opt.Metrics)
+	s.models = newModelSampler(opt.Metrics)
 	if opt.Compared != nil {
 		s.comparedSampler = newSampler(opt.Compared.Metrics)
 	}
@@ -165,6 +179,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s.work.Go(func() { s.hub.run(ctx) })
 	s.work.Go(func() { s.ownSampler.run(ctx) })
+	s.work.Go(func() { s.models.run(ctx) })
 	if s.comparedSampler != nil {
 		s.work.Go(func() { s.comparedSampler.run(ctx) })
 	}

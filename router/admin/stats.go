@@ -2,10 +2,8 @@ package admin
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -212,15 +210,16 @@ func (s *Server) comparedStats(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) answerStats(w http.ResponseWriter, r *http.Request, from *sampler, name string) {
-	since := int64(0)
-	if v := r.URL.Query().Get("since"); v != "" {
-		var err error
-		if since, err = strconv.ParseInt(v, 10, 64); err != nil {
-			fail(w, http.StatusBadRequest, "bad_parameter", fmt.Sprintf("since=%q: want milliseconds since 1970", v))
-			return
-		}
+	since, err := parseMillis(r.URL.Query(), "since")
+	if err != nil {
+		fail(w, http.StatusBadRequest, "bad_parameter", err.Error())
+		return
 	}
+	answer(w, http.StatusOK, s.statsOf(from, name, since))
+}
+
+func (s *Server) statsOf(from *sampler, name string, since int64) Stats {
 	st := from.stats(since)
 	st.Name, st.Version, st.UptimeS = name, s.opt.Version, round(time.Since(s.started).Seconds())
-	answer(w, http.StatusOK, st)
+	return st
 }

@@ -3,6 +3,7 @@ package admin
 import (
 	"net/http"
 
+	"sluice/router/obs"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -89,6 +90,14 @@ type Request struct {
 	Decode       string  `json:"decode,omitempty"`
 	Whole        string  `json:"whole,omitempty"`
 	Predicted    int     `json:"cached_predicted"`
+	Model        string  `json:"model,omitempty"` // known if Timeline
+	Key          string  `json:"key,omitempty"`   // name of the API key
+	Endpoint     string  `json:"endpoint,omitempty"`
+	Stream       bool    `json:"stream,omitempty"`
+	Outcome      string  `json:"outcome,omitempty"` // as in sluice_model_requests_total
+	Retries      int     `json:"retries,omitempty"`
+	Migrations   int     `json:"migrations,omitempty"`
+	Timeline     bool    `json:"timeline,omitempty"` // /admin/v1/timeline has it
 	Attempts     int     `json:"attempts"`
 	Notes        int     `json:"notes"`
 	Done         bool    `json:"done"`
@@ -125,6 +134,7 @@ func requestOf(rec *schedule.Record) Request {
 	}
 	if o := rec.Outcome; o != nil {
 		q.Done, q.Status, q.Reason, q.Reported = true, o.Status, o.Reason, o.CachedTokens
+		q.Outcome = obs.Outcome(o.Status, o.Reason)
 		q.OutputTokens, q.TTFTMS, q.TotalMS = o.OutputTokens, o.TTFTMS, o.TotalMS
 	}
 	return q

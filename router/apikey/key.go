@@ -81,6 +81,34 @@ type account struct {
 // Name returns the key's name.
 func (k *Key) Name() string { return k.spec.Name }
 
+// Models returns the models that the key may use; none: all.
+func (k *Key) Models() []string { return k.spec.Models }
+
+// Limit is one limit of a key and what is left of it now.
+type Limit struct {
+	What      string  `json:"what"`       // requests or tokens
+	PerMinute int64   `json:"per_minute"` // the limit
+	Remaining int64   `json:"remaining"`
+	ResetS    float64 `json:"reset_s"` // seconds until all is available again
+}
+
+// Limits returns the key's limits; it consumes nothing.
+func (k *Key) Limits() []Limit {
+	now := time.Now()
+	var out []Limit
+	for _, l := range [...]struct {
+		what  string
+		limit int64
+		rate  rate
+		debt  *usage
+	}{{"requests", k.spec.RequestsPerMinute, k.requests, &k.requestUsage}, {"tokens", k.spec.TokensPerMinute, k.tokens, &k.tokenUsage}} {
+		if l.limit > 0 {
+			out = append(out, Limit{l.what, l.limit, l.debt.available(l.rate, now), l.debt.untilReplenished(now).Seconds()})
+		}
+	}
+	return out
+}
+
 // Allows reports whether the key may use a model; with "", whether it may use every model.
 func (k *Key) Allows(model string) bool {
 	return len(k.spec.Models) == 0 || slices.Contains(k.spec.Models, model)

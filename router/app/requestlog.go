@@ -6,10 +6,12 @@ import (
 	"sluice/dataplane/front"
 	"sluice/router/requestlog"
 	"sluice/router/requestlog/accesslog"
+	"sluice/router/requestlog/recent"
 	"sluice/router/requestlog/tracing"
 )
 
-// newRequestLog opens the access log and starts the trace exporter. It returns nil if both are off.
+// newRequestLog opens the access log, starts the trace exporter and creates the ring of requests for
+// the console. It returns nil if all are off.
 func (r *Router) newRequestLog() (*requestlog.Log, error) {
 	var sinks []requestlog.Sink
 	var err error
@@ -42,6 +44,10 @@ func (r *Router) newRequestLog() (*requestlog.Log, error) {
 		r.metrics.GaugeFunc(stat(func(s tracing.Stats) uint64 { return s.Exported }), "sluice_traces_total", "result", "exported")
 		r.metrics.GaugeFunc(stat(func(s tracing.Stats) uint64 { return s.Dropped }), "sluice_traces_total", "result", "dropped")
 		r.metrics.GaugeFunc(stat(func(s tracing.Stats) uint64 { return s.Failed }), "sluice_traces_total", "result", "failed")
+	}
+	if n := r.cfg.Admin.Timelines; n > 0 && r.cfg.Admin.Listen != "off" {
+		r.recent = recent.New(recent.Options{Size: n, Slow: c.Slow})
+		sinks = append(sinks, r.recent)
 	}
 	return requestlog.New(sinks...), nil
 }

@@ -35,6 +35,7 @@ import (
 	"sluice/router/recording"
 	"sluice/router/recording/snapshot"
 	"sluice/router/requestlog/accesslog"
+	"sluice/router/requestlog/recent"
 	"sluice/router/requestlog/tracing"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
@@ -78,6 +79,7 @@ type Router struct {
 	stopping       chan struct{}                  // closed when Run's context ends
 	accessLog      *accesslog.Writer              // nil: off
 	tracer         *tracing.Exporter              // nil: off
+	recent         *recent.Ring                   // nil: admin.timelines is 0, or the admin listener is off
 	live           atomic.Pointer[config.Config]  // the configuration in effect: cfg with all reloads since
 	level          *slog.LevelVar                 // level of log; nil: a reload leaves it alone
 	reloads        sync.Mutex                     // held during Reload
@@ -249,6 +251,7 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Sessions:  r.runner.Sessions().Overview,
 		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
+		Timelines: r.recent, Keyring: r.keyring, BlocksByTier: r.blocksByTier,
 		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),
 	}
 	if path := r.cfg.Path(); path != "" {
@@ -268,6 +271,20 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 		opt.Compared = &admin.Compared{Name: "round robin", Metrics: r.compared.metrics}
 	}
 	return admin.New(opt)
+}
+
+// blocksByTier returns the number of a rank's blocks in the KV index by tier; nil if the index does
+// not count them.
+func (r *Router) blocksByTier(rank *worker.Rank) map[string]int {
+	counter, ok := r.index.(kvindex.TierCounter)
+	if !ok {
+		return nil
+	}
+	out := make(map[string]int, kvindex.NumTiers)
+	for tier, n := range counter.CachedBlocksByTier(rank.Slot) {
+		out[kvindex.Tier(tier).String()] = n
+	}
+	return out
 }
 
 // Addr returns the address that the front listens on.

@@ -94,6 +94,10 @@ type Admin struct {
 	// RuntimeFile is the file to which serve writes the address and the token, with mode 0600
 	// [sluice-UID/ADDR.json in $XDG_RUNTIME_DIR or the temporary folder].
 	RuntimeFile string `yaml:"runtime_file"`
+	// Timelines is the number of newest requests whose timelines the console shows, and of the
+	// newest failed, migrated and slow (tracing.slow) ones apart from these. Above 100 requests a
+	// second it is a sample, unless there is an access log or tracing. 0: none [1000].
+	Timelines int `yaml:"timelines" min:"0" max:"100000"`
 }
 
 // TLS of the clients' listener. The files are read again when they change.

@@ -8,7 +8,7 @@ func Default() *Config {
 	return &Config{
 		Listen: "127.0.0.1:8080",
 		TLS:    TLS{MinVersion: "1.2"},
-		Admin:  Admin{Listen: "127.0.0.1:9901"},
+		Admin:  Admin{Listen: "127.0.0.1:9901", Timelines: 1000},
 		Log:    Log{Level: "info", Format: "text"},
 
 		Proxies: Proxies{Protocol: "off", Forwarded: "off"},

@@ -35,7 +35,7 @@ var restartOnly = []restartOnlyFields{
 	{"the index is created with it; a new one would start empty", []string{"index.max_bytes"}},
 	{"the snapshot writer is created at the start", []string{"index.snapshot", "index.snapshot_interval"}},
 	{"the current recording was started with it", []string{"recording"}},
-	{"the table of records is created with this size", []string{"schedule.explain"}},
+	{"the table of records is created with this size", []string{"schedule.explain", "admin.timelines"}},
 }
 
 // restartReason is why a field needs a new process; "" for a field that does not, or whose reason

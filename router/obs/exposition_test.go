@@ -222,7 +222,7 @@ func TestModelOutcomes(t *testing.T) {
 		{200, "client_gone", modelClientGone}, {200, "client_stalled", modelClientGone}, {200, "drained", modelOK},
 		{200, "engine_closed", modelFailed}, {200, "engine_error", modelFailed}, {502, "engine_5xx", modelFailed}, {503, "no_worker", modelFailed},
 	} {
-		if got := modelOutcome(&schedule.Outcome{Status: c.status, Reason: c.reason}); got != c.want {
+		if got := modelOutcome(c.status, c.reason); got != c.want {
 			t.Errorf("status %d, reason %q: %s, want %s", c.status, c.reason, modelOutcomeNames[got], modelOutcomeNames[c.want])
 		}
 	}

@@ -86,6 +86,52 @@ func (h *histogram) observeBucket(d time.Duration) int {
 	return lo
 }
 
+// Buckets are the counts of a histogram's buckets.
+type Buckets struct {
+	bounds []float64 // upper bounds in seconds; the last count has none
+	counts []uint64
+}
+
+func (h *histogram) copy() Buckets {
+	b := Buckets{bounds: h.bounds.seconds, counts: make([]uint64, len(h.buckets))}
+	for i := range h.buckets {
+		b.counts[i] = h.buckets[i].Load()
+	}
+	return b
+}
+
+// Since returns the observations between an earlier copy, which may be the zero Buckets, and b.
+func (b Buckets) Since(earlier Buckets) Buckets {
+	out := Buckets{bounds: b.bounds, counts: append([]uint64(nil), b.counts...)}
+	for i, n := range earlier.counts {
+		out.counts[i] -= n
+	}
+	return out
+}
+
+// Quantile estimates the duration below which a share q (0…1) of the observations lies, by linear
+// interpolation in its bucket, as PromQL's histogram_quantile does. It is the highest bound for what
+// lies above, and 0 without observations.
+func (b Buckets) Quantile(q float64) time.Duration {
+	total := uint64(0)
+	for _, n := range b.counts {
+		total += n
+	}
+	if total == 0 {
+		return 0
+	}
+	rank, seen, lower := q*float64(total), float64(0), float64(0)
+	for i, upper := range b.bounds {
+		n := float64(b.counts[i])
+		if n > 0 && seen+n >= rank {
+			return time.Duration((lower + (upper-lower)*max(rank-seen, 0)/n) * float64(time.Second))
+		}
+		seen += n
+		lower = upper
+	}
+	return time.Duration(lower * float64(time.Second))
+}
+
 // exemplar names the trace of one observation.
 type exemplar struct {
 	trace [16]byte

@@ -77,7 +77,7 @@ func (m *Model) FirstToken(took time.Duration, trace [16]byte) {
 // Ended counts a request that has ended. prompt is its number of prompt tokens as the router
 // counted them, for engines that report none.
 func (m *Model) Ended(out schedule.Outcome, prompt int, trace [16]byte) {
-	outcome := modelOutcome(&out)
+	outcome := modelOutcome(out.Status, out.Reason)
 	m.requests[outcome].Inc()
 	if out.Status != 200 {
 		return
@@ -94,18 +94,49 @@ func (m *Model) Ended(out schedule.Outcome, prompt int, trace [16]byte) {
 	}
 }
 
-func modelOutcome(out *schedule.Outcome) int {
-	switch reason := out.Reason; {
-	case out.Status == 499, reason == relay.ClientGone.String(), reason == relay.ClientStalled.String():
+// Outcome returns the outcome, of ModelOutcomes, of a request that ended with a status and a reason.
+func Outcome(status int, reason string) string {
+	return modelOutcomeNames[modelOutcome(status, reason)]
+}
+
+func modelOutcome(status int, reason string) int {
+	switch {
+	case status == 499, reason == relay.ClientGone.String(), reason == relay.ClientStalled.String():
 		return modelClientGone
-	case out.Status >= 500:
+	case status >= 500:
 		return modelFailed
-	case out.Status >= 400:
+	case status >= 400:
 		return modelRejected
 	case reason == "", reason == relay.Drained.String(), reason == relay.Deadline.String():
 		return modelOK
 	}
 	return modelFailed
+}
+
+// ModelTotals are the measurements of one model since the process started, for the console. The
+// difference of two is the activity between them.
+type ModelTotals struct {
+	Requests              [modelOutcomes]uint64 // in the order of ModelOutcomes
+	Input, Output, Cached uint64                // tokens
+	FirstToken, Duration  Buckets
+}
+
+// ModelOutcomes are the outcomes of a model's requests.
+var ModelOutcomes = modelOutcomeNames
+
+// ModelTotals reads the measurements of every model, one counter after the other.
+func (m *Metrics) ModelTotals() map[string]*ModelTotals {
+	all := m.models.all()
+	out := make(map[string]*ModelTotals, len(all))
+	for name, s := range all {
+		t := &ModelTotals{Input: s.input.Get(), Output: s.output.Get(), Cached: s.cached.Get(),
+			FirstToken: s.firstToken.copy(), Duration: s.duration.copy()}
+		for i := range t.Requests {
+			t.Requests[i] = s.requests[i].Get()
+		}
+		out[name] = t
+	}
+	return out
 }
 
 // Model returns the measurements of a model's requests; beyond maxModels those of the model

@@ -92,6 +92,35 @@ func (m *Metrics) AddFeedCount(id worker.ID, counter string, n int) {
 	s.feed[at].Add(uint64(n))
 }
 
+// LegCount is the number of legs of a kind on a rank that ended with an outcome.
+type LegCount struct {
+	Leg     string `json:"leg"`
+	Outcome string `json:"outcome"`
+	Count   uint64 `json:"count"`
+	// Seconds is the sum of the durations of legs with the outcome ok.
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// RankLegs returns the numbers of a rank's legs by kind and outcome, sorted.
+func (m *Metrics) RankLegs(id worker.ID) []LegCount {
+	out := []LegCount{}
+	s := m.rank(id)
+	if s == nil {
+		return out
+	}
+	for k, c := range s.legs.all() {
+		n := LegCount{Leg: k.leg.String(), Outcome: k.outcome, Count: c.Get()}
+		if k.outcome == "ok" && int(k.leg) < legKinds {
+			n.Seconds = float64(s.legTimes[k.leg].Load()) / 1e9
+		}
+		out = append(out, n)
+	}
+	slices.SortFunc(out, func(a, b LegCount) int {
+		return cmp.Or(cmp.Compare(a.Leg, b.Leg), cmp.Compare(a.Outcome, b.Outcome))
+	})
+	return out
+}
+
 // rankGauges are the gauges that are read from a worker.Rank; ok is false if the engine has not
 // reported the value.
 var rankGauges = []struct {

@@ -11,12 +11,12 @@ import (
 	"sluice/router/worker"
 )
 
-// beginEntry begins the request's entry in the request log, if there is one.
+// beginEntry begins the request's entry in the request log, if there is one that wants it.
 func (q *request) beginEntry() {
-	if q.settings.RequestLog == nil {
+	x, req := q.x, q.req
+	if !q.settings.RequestLog.Wants(req.Received) {
 		return
 	}
-	x, req := q.x, q.req
 	r := requestlog.Request{
 		ID: req.RequestID, Endpoint: req.Endpoint.Path, Model: string(req.Doc.String(jsonscan.KeyModel, nil)), Client: req.ClientIP, Stream: q.stream,
 		Bytes: len(req.Doc.Body), Received: req.Received, Traceparent: x.Header("Traceparent"), Tracestate: x.Header("Tracestate"),

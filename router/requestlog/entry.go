@@ -27,10 +27,18 @@ type TraceSampler interface {
 	Sample(parent TraceContext, model string) bool
 }
 
+// Limiter is a sink that needs not every request. If a Log has only such a sink, it collects nothing
+// about a request that the sink does not want, so that the request costs nothing.
+type Limiter interface {
+	// Wants reports whether the sink wants a request that begins now.
+	Wants(now time.Time) bool
+}
+
 // Log passes finished requests to its sinks. A nil Log has none. It is safe for concurrent use.
 type Log struct {
 	sinks   []Sink
 	sampler TraceSampler
+	limiter Limiter // nil: an Entry for every request
 }
 
 // New returns a Log with these sinks, or nil if there are none.
@@ -43,6 +51,9 @@ func New(sinks ...Sink) *Log {
 		if t, ok := s.(TraceSampler); ok {
 			l.sampler = t
 		}
+	}
+	if len(sinks) == 1 {
+		l.limiter, _ = sinks[0].(Limiter)
 	}
 	return l
 }
@@ -60,6 +71,12 @@ type Request struct {
 	Received    time.Time
 	Traceparent []byte // the client's header; invalid ones are ignored
 	Tracestate  []byte
+}
+
+// Wants reports whether a sink wants a request that begins now. Begin is called only for such
+// requests.
+func (l *Log) Wants(now time.Time) bool {
+	return l != nil && (l.limiter == nil || l.limiter.Wants(now))
 }
 
 // Begin returns the Entry of a request, nil if l is. It copies strings, and replaces what is not UTF-8
@@ -321,4 +338,8 @@ func (e *Entry) Leg(kinds ...string) *Leg {
 }
 
 // Refused passes a request to the sinks that the router refused before it became an Entry.
-func (l *Log) Refused(r Request, out Outcome) { l.Begin(r).Finish(out, 0) }
+func (l *Log) Refused(r Request, out Outcome) {
+	if l.Wants(r.Received) {
+		l.Begin(r).Finish(out, 0)
+	}
+}

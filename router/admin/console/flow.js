@@ -5,25 +5,30 @@ const FLY = 520;       // ms for which a dot moves between two cards
 const MAX_DOTS = 400;  // more would be unreadable; other requests are counted only
 const FORGET = 120_000; // ms after which a request without an end is dropped
 
-const el = (tag, cls, text) => {
-  const e = document.createElement(tag);
-  if (cls) e.className = cls;
-  if (text != null) e.textContent = text;
-  return e;
-};
-const num = v => Math.round(v).toLocaleString("en");
+import { el, link, setText, whole } from "./dom.js";
+import { workerLink } from "./route.js";
 
 export class Flow {
   constructor(root) {
     this.root = root;
     this.canvas = root.querySelector("#dots");
-    this.router = root.querySelector("#router");
+    this.router = root.querySelector("[data-part=router]");
     this.nodes = new Map(); // rank id -> {el, ...}
     this.dots = new Map();  // request id -> dot
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.moving = false;
-    new ResizeObserver(() => this.wake()).observe(root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.colours = null; this.wake(); });
+    this.narrow = matchMedia("(max-width: 700px)"); // the columns are below each other, without moving dots
+    this.observer = new ResizeObserver(() => this.wake());
+    this.observer.observe(root);
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.recolour = () => { this.colours = null; this.wake(); };
+    this.dark.addEventListener("change", this.recolour);
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.dark.removeEventListener("change", this.recolour);
+    this.closed = true;
   }
 
   workers(list) {
@@ -31,7 +36,7 @@ export class Flow {
     const rows = { prefill: [], decode: [], aggregated: [] };
     for (const w of list) for (const r of w.ranks) (rows[w.role] ?? rows.aggregated).push([w, r]);
     for (const [role, ranks] of Object.entries(rows)) {
-      const col = this.root.querySelector(`#col-${role}`);
+      const col = this.root.querySelector(`[data-column=${role}]`);
       col.hidden = !ranks.length;
       const box = col.querySelector(".ranks");
       box.classList.toggle("many", ranks.length > 8);
@@ -78,7 +83,7 @@ export class Flow {
   exit(node) { return this.edge(node, true); }
 
   wake() {
-    if (this.moving) return;
+    if (this.moving || this.closed) return;
     this.moving = true;
     requestAnimationFrame(() => this.frame());
   }
@@ -93,6 +98,7 @@ export class Flow {
 
   frame() {
     this.moving = false;
+    if (this.closed) return;
     const w = this.root.clientWidth, h = this.root.clientHeight, dpr = devicePixelRatio || 1;
     if (this.canvas.width !== Math.round(w * dpr) || this.canvas.height !== Math.round(h * dpr)) {
       this.canvas.width = Math.round(w * dpr); this.canvas.height = Math.round(h * dpr);
@@ -100,6 +106,7 @@ export class Flow {
     const g = this.canvas.getContext("2d");
     g.setTransform(dpr, 0, 0, dpr, 0, 0);
     g.clearRect(0, 0, w, h);
+    if (this.narrow.matches) { this.dots.clear(); return; }
     const colour = this.palette(), now = performance.now();
     this.rails(g, colour);
     const docked = new Map(); // rank -> dots waiting there
@@ -140,7 +147,7 @@ export class Flow {
 
   // rails draws faint lines along which dots may move
   rails(g, colour) {
-    const of = role => [...this.root.querySelectorAll(`#col-${role}:not([hidden]) .ranks:not(.many) .node:not(.down)`)];
+    const of = role => [...this.root.querySelectorAll(`[data-column=${role}]:not([hidden]) .ranks:not(.many) .node:not(.down)`)];
     const p = of("prefill"), d = of("decode"), a = of("aggregated");
     const draw = (from, to) => {
       if (from.length * to.length > 64) return;
@@ -160,7 +167,7 @@ const bez = (a, b, c, d, t) => { const u = 1 - t; return u * u * u * a + 3 * u *
 
 // card makes the element that shows one rank.
 function card(id) {
-  const root = el("div", "node"), line = el("div", "line"), name = el("span", "name", id), state = el("span", "state");
+  const root = el("div", "node"), line = el("div", "line"), name = link(workerLink(id), id, "name"), state = el("span", "state");
   line.append(name, state);
   const kv = meter("KV", "held", "use"), load = meter("load", "load");
   root.append(line, kv.el, load.el);
@@ -170,13 +177,13 @@ function card(id) {
       const ready = w.state === "ready";
       root.classList.toggle("down", !ready);
       state.classList.toggle("bad", !ready);
-      state.textContent = ready ? (r.breaker && r.breaker !== "closed" ? `breaker ${r.breaker}` : r.feed === "live" ? "" : `events: ${r.feed}`) : w.state + (w.reason ? `: ${w.reason}` : "");
+      setText(state, ready ? (r.breaker && r.breaker !== "closed" ? `breaker ${r.breaker}` : r.feed === "live" ? "" : `events: ${r.feed}`) : w.state + (w.reason ? `: ${w.reason}` : ""));
       root.title = `${w.url}${w.engine ? ` · ${w.engine} ${w.version ?? ""}` : ""}${w.reason ? ` · ${w.reason}` : ""}`;
       const held = r.total_blocks > 0 ? Math.min(1, r.cached_blocks / r.total_blocks) : 0;
       const used = r.kv_usage >= 0 ? `${Math.round(r.kv_usage * 100)} % used` : "usage unknown"; // negative: not reported
-      kv.set([held, Math.max(0, r.kv_usage)], `${used} · ${num(r.cached_blocks)} cached`);
-      const what = role === "decode" ? `${num(r.decode_blocks)} blocks` : role === "prefill" ? `${num(r.prefill_tokens)} tokens` : `${num(r.prefill_tokens)} tok · ${num(r.decode_blocks)} bl`;
-      load.set([r.requests / most], `${num(r.requests)} req · ${what}`);
+      kv.set([held, Math.max(0, r.kv_usage)], `${used} · ${whole(r.cached_blocks)} cached`);
+      const what = role === "decode" ? `${whole(r.decode_blocks)} blocks` : role === "prefill" ? `${whole(r.prefill_tokens)} tokens` : `${whole(r.prefill_tokens)} tok · ${whole(r.decode_blocks)} bl`;
+      load.set([r.requests / most], `${whole(r.requests)} req · ${what}`);
     },
   };
 }
@@ -186,5 +193,5 @@ function meter(label, ...fills) {
   const bars = fills.map(f => el("div", `fill ${f}`));
   track.append(...bars);
   root.append(el("span", "label", label), track, value);
-  return { el: root, set(shares, text) { bars.forEach((b, i) => { b.style.width = `${(Math.min(1, shares[i]) * 100).toFixed(1)}%`; }); value.textContent = text; } };
+  return { el: root, set(shares, text) { bars.forEach((b, i) => { b.style.width = `${(Math.min(1, shares[i]) * 100).toFixed(1)}%`; }); setText(value, text); } };
 }

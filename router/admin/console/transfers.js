@@ -1,57 +1,54 @@
-// The panel of KV transfers: the tier that notifies the router of them, why no better
-// tier is in use, their outcomes, and bandwidth and time between each pair of ranks.
+// The panel of KV transfers: the tier that notifies the router of them, why no better tier is in
+// use, their outcomes, and bandwidth and time between each pair of ranks.
 
-const el = (tag, cls, text) => {
-  const e = document.createElement(tag);
-  if (cls) e.className = cls;
-  if (text != null) e.textContent = text;
-  return e;
-};
-const whole = v => Math.round(v).toLocaleString("en");
-
-// rate formats a bandwidth in the unit that leaves one to three digits before the decimal point.
-export function rate(bytesPerSecond) {
-  if (!bytesPerSecond) return "–";
-  for (const [unit, size] of [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]])
-    if (bytesPerSecond >= size) return `${(bytesPerSecond / size).toPrecision(3)} ${unit}`;
-  return `${whole(bytesPerSecond)} B/s`;
-}
+import { bytes, el, whole } from "./dom.js";
+import { workerLink, workerOf } from "./route.js";
+import { Table } from "./table.js";
 
 // counted lists the counts that are not zero with their names.
-export function counted(counts) {
+function counted(counts) {
   return Object.entries(counts ?? {}).filter(([, n]) => n > 0).sort().map(([name, n]) => `${whole(n)} ${name.replaceAll("_", " ")}`).join(", ");
 }
 
-const STATES = { up: "fine", down: "bad", starting: "", off: "quiet" };
+const STATES = { up: "fine", down: "bad", off: "quiet" };
 const MOST = 200; // pairs shown, those with the most transfers first
 
 export class Transfers {
-  #root;
+  // worker limits the pairs to those with a rank of that worker.
+  constructor(root, worker) {
+    this.root = root;
+    this.worker = worker;
+    this.active = el("span", "unit");
+    this.counts = el("p", "quiet");
+    this.more = el("p", "quiet");
+    this.tiers = new Table("Tiers of transfer notifications", [
+      { head: "tier", text: t => t.tier },
+      { head: "state", text: t => t.state, cls: t => STATES[t.state] ?? "" },
+      { head: "reason", text: t => t.reason, cls: () => "why" },
+    ], { key: t => t.tier, rowClass: t => t.active ? "chosen" : "" });
+    this.pairs = new Table("Transfers between ranks", [
+      { head: "from", text: p => p.from, href: p => workerLink(p.from) },
+      { head: "to", text: p => p.to, href: p => workerLink(p.to) },
+      { head: "transfers", num: true, text: p => whole(p.transfers) },
+      { head: "bandwidth", num: true, text: p => p.bytes_per_s ? `${bytes(p.bytes_per_s)}/s` : "–" },
+      { head: "µs per token", num: true, text: p => p.ms_per_token ? (p.ms_per_token * 1000).toPrecision(3) : "–" },
+    ], { key: p => `${p.from} ${p.to}`, empty: "no transfer has been measured yet" });
+    root.replaceChildren(el("div", "head", el("h3", "", "KV transfers ", this.active), this.counts),
+      el("div", "two", this.tiers.el, el("div", "", this.pairs.el, this.more)));
+  }
 
-  constructor(root) { this.#root = root; }
-
-  // draw shows an answer of /admin/v1/transfers.
+  // draw shows an answer of /admin/v1/transfers; without one, and without any tier and pair, nothing.
   draw(view) {
-    const enabled = view.tiers.some(t => t.tier !== "http" && t.state !== "off") || view.pairs.length > 0;
-    this.#root.hidden = !enabled;
-    if (!enabled) return;
-    const part = name => this.#root.querySelector(`[data-part=${name}]`);
-    part("active").textContent = `notifications over ${view.active}`;
+    const shown = Boolean(view) && (view.tiers.some(t => t.tier !== "http" && t.state !== "off") || view.pairs.length > 0);
+    this.root.hidden = !shown && !(this.worker && view);
+    if (this.root.hidden) return;
+    this.active.textContent = `notifications over ${view.active}`;
     const ends = counted(view.outcomes), reports = counted(view.reports);
-    part("counts").textContent = `${whole(view.pending ?? 0)} in flight${ends ? `; ended: ${ends}` : ""}${reports ? `; reports: ${reports}` : ""}`;
-    part("tiers").replaceChildren(...view.tiers.map(t => {
-      const row = el("tr", t.tier === view.active ? "chosen" : ""), state = el("td");
-      state.append(el("span", STATES[t.state] ?? "bad", t.state));
-      row.append(el("td", "", t.tier), state, el("td", "why", t.reason));
-      return row;
-    }));
-    const pairs = view.pairs.toSorted((a, b) => b.transfers - a.transfers);
-    part("pairs").replaceChildren(...pairs.slice(0, MOST).map(p => {
-      const row = el("tr");
-      row.append(el("td", "", p.from), el("td", "", p.to), el("td", "n", whole(p.transfers)), el("td", "n", rate(p.bytes_per_s)),
-        el("td", "n", p.ms_per_token ? (p.ms_per_token * 1000).toPrecision(3) : "–"));
-      return row;
-    }));
-    part("more").textContent = pairs.length > MOST ? `${whole(pairs.length - MOST)} more pairs` : pairs.length ? "" : "no transfer has been measured yet";
+    this.counts.textContent = `${whole(view.pending ?? 0)} in flight${ends ? `; ended: ${ends}` : ""}${reports ? `; reports: ${reports}` : ""}`;
+    this.tiers.update(view.tiers.map(t => ({ ...t, active: t.tier === view.active })));
+    const pairs = view.pairs.filter(p => !this.worker || workerOf(p.from) === this.worker || workerOf(p.to) === this.worker)
+      .toSorted((a, b) => b.transfers - a.transfers);
+    this.pairs.update(pairs.slice(0, MOST));
+    this.more.textContent = pairs.length > MOST ? `${whole(pairs.length - MOST)} more pairs` : "";
   }
 }
