@@ -152,8 +152,11 @@ bench-nixl: ## figures of the tiers that tell of KV transfers, each beside its t
 	@scripts/bench_nixl.sh
 
 .PHONY: policies
-policies: build ## policies compared on a simulated fleet: docs/policies.md (twenty minutes, on a quiet box)
+policies: build ## policies compared on modelled engines, then on a simulated fleet: docs/policies.md (twenty minutes, on a quiet box); with TRACE=file: that trace on modelled engines only
+	go test ./bench/placement -run TestPolicies -policies -v $(if $(TRACE),-trace $(abspath $(TRACE)))
+ifndef TRACE
 	scripts/policies.py
+endif
 
 .PHONY: e2e-vllm
 e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 20 minutes)
