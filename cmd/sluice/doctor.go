@@ -18,7 +18,7 @@ import (
 	"sluice/router/config"
 )
 
-var doctorLong = `Reports which of the libraries that observe KV transfers work on this machine, where they were found
+var doctorLong = `Reports which of the libraries that observe KV transfers or tokenize prompts work on this machine, where they were found
 and in which version; which limits and devices the machine has; why something does not work, and
 what to do about it. Each library is loaded and tried in a process of its own, so one that hangs or
 crashes affects its line only. Nothing is changed.
@@ -66,7 +66,7 @@ const (
 	findingCrashed = "crashed"
 )
 
-var doctorNames = []string{"nixl", "ucx", "zmq", "cuda", "memlock", "rdma", "files", "io_uring"}
+var doctorNames = []string{"nixl", "ucx", "zmq", "cuda", "tokenizer", "memlock", "rdma", "files", "io_uring"}
 
 // doctor is the state of one run of the command.
 type doctor struct {

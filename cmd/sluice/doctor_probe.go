@@ -18,6 +18,7 @@ import (
 	"sluice/dataplane/zmtp"
 	"sluice/native/cuda"
 	"sluice/native/dl"
+	"sluice/native/tokenizer"
 	"sluice/nixl"
 )
 
@@ -27,7 +28,7 @@ import (
 const probeArgument = "@probe"
 
 type probeRequest struct {
-	Library string        `json:"library"` // nixl, ucx, zmq or cuda
+	Library string        `json:"library"` // nixl, ucx, zmq, tokenizer or cuda
 	NIXL    string        `json:"nixl"`
 	UCX     string        `json:"ucx"`
 	Python  []string      `json:"python"`
@@ -49,6 +50,8 @@ func probeMain(in io.Reader, out *os.File) int {
 		f = probeUCX(&r)
 	case "zmq":
 		f = probeZMQ()
+	case "tokenizer":
+		f = probeTokenizer()
 	default:
 		f = probeCUDA()
 	}
@@ -165,10 +168,11 @@ func loadFinding(l *nixl.Library, err error, missing, broken string) (f finding,
 }
 
 const (
-	noNIXL     = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.nixl_library"
-	badNIXL    = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.nixl_library"
-	noUCX      = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
-	noSelfTest = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
+	noNIXL      = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.nixl_library"
+	badNIXL     = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.nixl_library"
+	noUCX       = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
+	noTokenizer = "the packages contain libsluice_tokenizer.so; make build builds it where cargo is installed; SLUICE_TOKENIZER_LIBRARY names another one"
+	noSelfTest  = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
 )
 
 func probeNIXL(r *probeRequest) finding {
@@ -179,6 +183,28 @@ func probeNIXL(r *probeRequest) finding {
 		return f
 	}
 	return awaitSelfTest(f, r, nixl.StartAgentTier(nixl.AgentTierConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Timeout}}))
+}
+
+// probeTokenizer loads the native tokenizer, and with it a model of its own that it tries.
+func probeTokenizer() finding {
+	l, err := tokenizer.Open("")
+	if err != nil {
+		f := finding{State: findingOff, Detail: "no usable library; serve asks the engines for token ids, or estimates them", Advice: noTokenizer}
+		var e *tokenizer.LoadError
+		if errors.As(err, &e) {
+			for _, a := range e.Attempts {
+				f.Attempts = append(f.Attempts, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Reason))
+				if a.Code != dl.LoadAbsent {
+					f.Detail = fmt.Sprintf("%s: %s", a.Path, a.Code)
+				}
+			}
+		}
+		return f
+	}
+	if err := l.SelfTest(); err != nil {
+		return finding{State: findingOff, Detail: fmt.Sprintf("%s fails its self-test: %v", l.Path(), err), Advice: noTokenizer}
+	}
+	return finding{State: findingOK, Detail: fmt.Sprintf("%s, %s", l.Version(), l.Path())}
 }
 
 func probeUCX(r *probeRequest) finding {

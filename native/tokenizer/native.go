@@ -13,7 +13,11 @@ import "C"
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -69,6 +73,32 @@ func (l *Library) Path() string { return l.path }
 
 // Version returns the versions of the library and of what it is made of.
 func (l *Library) Version() string { return C.GoString(C.sluice_tokenizer_version()) }
+
+// SelfTest loads a model with two tokens, renders a template and encodes the text.
+func (l *Library) SelfTest() error {
+	dir, err := os.MkdirTemp("", "sluice-tokenizer-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(selfTestModel()), 0o600); err != nil {
+		return err
+	}
+	m, err := l.Load(dir, LoadOptions{})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	text, err := m.Render(nil, "{% for m in messages %}{{ m.content }}{% endfor %}", []byte(`{"messages":[{"content":"a"},{"content":"b"}]}`))
+	if err != nil {
+		return err
+	}
+	ids, err := m.Encode(nil, text, false)
+	if err == nil && !slices.Equal(ids, []uint32{1, 2}) {
+		err = fmt.Errorf("tokenizer: the ids of %q are %v, want [1 2]", text, ids)
+	}
+	return err
+}
 
 // Model is a loaded model. Its methods may be called from any goroutine.
 type Model struct {

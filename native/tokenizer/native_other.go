@@ -18,6 +18,9 @@ func (l *Library) Path() string { return "" }
 // Version is empty in a build without C code.
 func (l *Library) Version() string { return "" }
 
+// SelfTest always fails in a build without C code.
+func (l *Library) SelfTest() error { return dl.ErrNoCgo }
+
 // Model is never loaded in a build without C code.
 type Model struct{}
 

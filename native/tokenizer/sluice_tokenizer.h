@@ -73,7 +73,7 @@ void sluice_tok_close(struct sluice_tok_model *model);
  *   "" with special tokens gives), templates (their names), tokenizer_class,
  *   model_max_length.
  * what 1: a list of the added tokens: id, content, special, normalized, lstrip, rstrip,
- *   single_word, and boundary: whether a text can be cut behind the token, see below. */
+ *   single_word, as in tokenizer.json, in the order of their ids. */
 int sluice_tok_info(const struct sluice_tok_model *model, uint32_t what, struct sluice_tok_result *out);
 
 /* Renders a request as apply_chat_template of transformers does.
@@ -91,9 +91,7 @@ int sluice_tok_render(const struct sluice_tok_model *model, const uint8_t *templ
 
 /* Encodes a text. The ids go to dst if dst_cap of them suffice, and out->data is then
  * NULL; else to out->data. out->len is their number.
- *
- * A text can be cut behind an added token whose boundary is true: the ids of the whole
- * are those of the part up to and with the token, followed by those of the rest. */
+ * add_special: whether the post-processor adds the model's special tokens. */
 int sluice_tok_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, int add_special,
                       uint32_t *dst, size_t dst_cap, struct sluice_tok_result *out);
 

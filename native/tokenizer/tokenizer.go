@@ -54,9 +54,12 @@ type Flags struct {
 	LStrip     bool `json:"lstrip"`
 	RStrip     bool `json:"rstrip"`
 	SingleWord bool `json:"single_word"`
-	// Boundary: a text can be cut behind the token. The ids of the whole are those of
-	// the part up to and with the token, followed by those of the rest.
-	Boundary bool `json:"boundary"`
+}
+
+// selfTestModel returns the tokenizer.json of a model with the tokens "a" and "b".
+func selfTestModel() string {
+	return `{"version":"1.0","added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,` +
+		`"model":{"type":"BPE","unk_token":"<unk>","vocab":{"<unk>":0,"a":1,"b":2},"merges":[]}}`
 }
 
 // candidates returns where the library is looked for, in order.

@@ -57,6 +57,12 @@ func TestOpenWithoutLibrary(t *testing.T) {
 	}
 }
 
+func TestSelfTest(t *testing.T) {
+	if err := open(t).SelfTest(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestModel(t *testing.T) {
 	m := load1(t, "testdata/tiny")
 	info := m.Info()

@@ -29,7 +29,6 @@ pub struct Model {
     cache: Cache,
     special: Vec<(String, String)>,
     added: Vec<Added>,
-    boundaries: Vec<usize>,
     pub bounds: Bounds,
     info: Json,
 }
@@ -87,25 +86,22 @@ impl Model {
             .collect();
         added.sort_by_key(|a| a.id);
         let special = special_tokens(&config);
-        let boundaries = boundaries(&added);
         let info = info(dir, &tokenizer, &config, &templates, &special)?;
-        Ok(Model { tokenizer, templates, cache: Cache::default(), special, added, boundaries, bounds, info })
+        Ok(Model { tokenizer, templates, cache: Cache::default(), special, added, bounds, info })
     }
 
     pub fn info(&self) -> &Json {
         &self.info
     }
 
-    /// The added tokens, and whether a boundary behind each is exact.
+    /// The added tokens in the order of their ids.
     pub fn added(&self) -> Json {
         self.added
             .iter()
-            .enumerate()
-            .map(|(i, a)| {
+            .map(|a| {
                 let t = &a.token;
                 json!({"id": a.id, "content": t.content, "special": t.special, "normalized": t.normalized,
-                    "lstrip": t.lstrip, "rstrip": t.rstrip, "single_word": t.single_word,
-                    "boundary": self.boundaries.contains(&i)})
+                    "lstrip": t.lstrip, "rstrip": t.rstrip, "single_word": t.single_word})
             })
             .collect()
     }
@@ -219,26 +215,6 @@ fn templates(dir: &Path, config: &Json) -> Result<BTreeMap<String, Template>> {
         sources = files;
     }
     sources.into_iter().map(|(name, s)| Ok((name, Template::compile(&s)?))).collect()
-}
-
-/// The indexes of the added tokens behind which a text can be cut so that the ids of
-/// the parts are the ids of the whole: see `sluice_tok_encode` in the header.
-fn boundaries(added: &[Added]) -> Vec<usize> {
-    if added.iter().any(|a| a.token.single_word) {
-        return Vec::new(); // whether such a token matches depends on its neighbours
-    }
-    let exact = |a: &Added| {
-        let t = &a.token;
-        if t.normalized || t.rstrip || t.content.is_empty() {
-            return false;
-        }
-        // A longer token that contains this one can match in its place.
-        !added.iter().any(|o| {
-            o.token.content != t.content
-                && o.token.content.match_indices(&t.content).any(|(i, _)| i + t.content.len() < o.token.content.len())
-        })
-    };
-    added.iter().enumerate().filter(|(_, a)| exact(a)).map(|(i, _)| i).collect()
 }
 
 fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &BTreeMap<String, Template>, special: &[(String, String)]) -> Result<Json> {

@@ -14,7 +14,7 @@ use minijinja::{Environment, Error as JinjaError, ErrorKind, State, UndefinedBeh
 
 use crate::error::{Code, Error, Result};
 use crate::json;
-use crate::value::{Dict, List, write_str};
+use crate::value::{DICT_METHODS, Dict, List, SUBSCRIPT, write_str};
 
 /// The name under which every compiled template is kept.
 const NAME: &str = "template";
@@ -67,7 +67,7 @@ impl Template {
         let i = SIZES.iter().position(|s| size <= *s).unwrap_or(SIZES.len() - 1);
         if self.envs[i].get().is_none() {
             let mut env = environment(fuel(SIZES[i]));
-            env.add_template_owned(NAME, generation_blocks(&self.source)).map_err(|e| Error::template(describe(&e)))?;
+            env.add_template_owned(NAME, mark_subscripts(generation_blocks(&self.source))).map_err(|e| Error::template(describe(&e)))?;
             let _ = self.envs[i].set(env); // another thread may have been faster
         }
         self.envs[i].get().ok_or_else(|| Error::new(Code::Panic, "no environment"))
@@ -198,6 +198,26 @@ fn generation_blocks(source: &str) -> String {
     out
 }
 
+/// Marks subscripts by names of methods, see SUBSCRIPT.
+fn mark_subscripts(source: String) -> String {
+    let mut source = source;
+    for name in DICT_METHODS {
+        for quote in ['\'', '"'] {
+            let plain = format!("[{quote}{name}{quote}]");
+            let mut from = 0;
+            while let Some(i) = source[from..].find(&plain) {
+                let at = from + i;
+                // A list with one string follows an operator or a blank.
+                if source[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ']' | ')' | '\'' | '"')) {
+                    source.insert(at + 2, SUBSCRIPT);
+                }
+                from = at + plain.len();
+            }
+        }
+    }
+    source
+}
+
 /// The environment of every template, as transformers sets it up.
 fn environment(fuel: u64) -> Environment<'static> {
     let mut env = Environment::new();
@@ -219,6 +239,7 @@ fn environment(fuel: u64) -> Environment<'static> {
     env.add_filter("tojson", tojson);
     env.add_filter("string", |v: Value| if v.kind() == ValueKind::String { v } else { Value::from(to_text(&v)) });
     env.add_filter("trim", |v: Value, chars: Option<Value>| trim(&to_text(&v), chars.as_ref(), true, true));
+    env.add_filter("indent", indent);
     env.add_test("sequence", |v: Value| {
         matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
@@ -259,8 +280,60 @@ fn tojson(v: Value, kwargs: Kwargs) -> std::result::Result<Value, JinjaError> {
     }
     kwargs.assert_all_used()?;
     json::dumps(&v, &o, output_limit())
-        .map(Value::from_safe_string)
+        .map(Value::from)
         .map_err(|e| JinjaError::new(ErrorKind::InvalidOperation, e))
+}
+
+/// Jinja's `indent`. A final line break stays.
+fn indent(v: Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, kwargs: Kwargs) -> std::result::Result<String, JinjaError> {
+    let width = match kwargs.get::<Option<Value>>("width")? {
+        None => width,
+        given => given,
+    };
+    let first = kwargs.get::<Option<bool>>("first")?.or(first).unwrap_or(false);
+    let blank = kwargs.get::<Option<bool>>("blank")?.or(blank).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let by = match width {
+        None => "    ".to_string(),
+        Some(w) => match (w.as_str(), w.as_i64()) {
+            (Some(s), _) => s.to_string(),
+            (_, Some(n)) => " ".repeat(n.clamp(0, 1024) as usize),
+            _ => return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: want a number or a string")),
+        },
+    };
+    let text = to_text(&v) + "\n";
+    let lines = split_lines(&text);
+    if text.len().saturating_add(lines.len().saturating_mul(by.len() + 1)) > output_limit() {
+        return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: the result is too long"));
+    }
+    let mut out = String::with_capacity(text.len() + lines.len() * by.len());
+    for (i, line) in lines.iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&by);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// `str.splitlines`.
+fn split_lines(text: &str) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let mut rest = text;
+    let ends = |c: char| matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    while let Some(i) = rest.find(ends) {
+        lines.push(&rest[..i]);
+        let end = &rest[i..];
+        let n = if end.starts_with("\r\n") { 2 } else { end.chars().next().map_or(1, char::len_utf8) };
+        rest = &end[n..];
+    }
+    if !rest.is_empty() {
+        lines.push(rest);
+    }
+    lines
 }
 
 fn output_limit() -> usize {
@@ -325,6 +398,7 @@ fn method(state: &mut State, v: &Value, name: &str, args: &[Value]) -> std::resu
             ("strip", 0 | 1) => return Ok(trim(s, args.first(), true, true)),
             ("lstrip", 0 | 1) => return Ok(trim(s, args.first(), true, false)),
             ("rstrip", 0 | 1) => return Ok(trim(s, args.first(), false, true)),
+            ("splitlines", 0) => return Ok(split_lines(s).into_iter().map(Value::from).collect()),
             ("removeprefix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_prefix(p)).unwrap_or(s))),
             ("removesuffix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_suffix(p)).unwrap_or(s))),
             _ => {}

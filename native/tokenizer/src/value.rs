@@ -62,25 +62,33 @@ impl Dict {
     }
 }
 
-/// The methods of `dict`. A template that asks for an absent key of that name gets the
-/// method, which is true: `param['items']` in the template of gpt-oss.
-const DICT_METHODS: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
+/// The methods of `dict`. As in Jinja, `x.items` is always the method, and `x['items']`
+/// is the method if there is no such key, which is true: the template of gpt-oss relies
+/// on it.
+pub const DICT_METHODS: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
+
+/// Precedes a name of DICT_METHODS in a subscript: the engine asks for a key in the same
+/// way for `x['items']` and `'items' in x`, so subscripts are marked when a template is
+/// compiled.
+pub const SUBSCRIPT: char = '\u{1}';
 
 impl Object for Dict {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Map
     }
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get_value_by_str(key.as_str()?)
-    }
-    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        if let Some(v) = self.0.get(key) {
-            return Some(v.clone());
+        let key = key.as_str()?;
+        match key.strip_prefix(SUBSCRIPT) {
+            None => self.0.get(key).cloned(),
+            Some(key) => Some(self.0.get(key).cloned().unwrap_or_else(|| Value::from_object(BoundMethod))),
         }
+    }
+    /// Looks up an attribute.
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
         if DICT_METHODS.contains(&key) {
             return Some(Value::from_object(BoundMethod));
         }
-        None
+        self.0.get(key).cloned()
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         self.mapped_rev_enumerator(|d| Box::new(d.0.keys().map(|k| k.0.clone())))

@@ -1,0 +1,509 @@
+#!/usr/bin/env python3
+"""Compares the native tokenizer with transformers, tokenizers and llama.cpp's expected ids.
+
+The material is the source distribution of llama-cpp-python: chat templates of current models
+and GGUF vocabularies with expected ids. It is downloaded once into the cache.
+
+  scripts/tokenizer_golden.py templates            text of every template x 500 conversations
+  scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
+  scripts/tokenizer_golden.py rewrite              writes native/tokenizer/testdata/golden.jsonl
+
+  --conversations N   of each template (500)
+  --only NAME         templates or vocabularies whose name contains it
+  --show N            differences to print of each (1)
+"""
+import argparse
+import ctypes
+import datetime
+import glob
+import json
+import os
+import random
+import subprocess
+import sys
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+CACHE = os.path.join(os.environ.get("SLUICE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sluice"), "tokenizer")
+ARCHIVE = "llama-cpp-python==0.3.36"
+PACKAGES = ["transformers==5.19.0", "jinja2==3.1.6", "tokenizers==0.23.3", "gguf==0.19.0"]
+NOW = 1767225600  # of strftime_now: 2026-01-01 00:00 UTC
+
+
+def environment():
+    """Runs this script again in a virtual environment that has the oracles."""
+    try:
+        import gguf, jinja2, tokenizers, transformers  # noqa: F401
+        return
+    except ImportError:
+        pass
+    venv = os.path.join(CACHE, "venv")
+    python = os.path.join(venv, "bin", "python3")
+    if not os.path.exists(os.path.join(venv, "complete")):
+        print("tokenizer_golden: installing", ", ".join(PACKAGES), file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES], check=True)
+        open(os.path.join(venv, "complete"), "w").close()
+    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
+        sys.exit(f"tokenizer_golden: {venv} is incomplete; remove it")
+    os.execv(python, [python, *sys.argv])
+
+
+def models():
+    """Returns the folder models/ of llama.cpp."""
+    folder = os.path.join(CACHE, "archive", "vendor", "llama.cpp", "models")
+    if not os.path.isdir(os.path.join(folder, "templates")):
+        os.makedirs(CACHE, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--no-binary", "llama-cpp-python", "-d", CACHE, ARCHIVE], check=True)
+        [archive] = glob.glob(os.path.join(CACHE, "llama_cpp_python-*.tar.gz"))
+        os.makedirs(os.path.join(CACHE, "archive"), exist_ok=True)
+        subprocess.run(["tar", "xzf", archive, "-C", os.path.join(CACHE, "archive"), "--strip-components=1", "--wildcards", "*/vendor/llama.cpp/models/*"], check=True)
+        os.remove(archive)
+    return folder
+
+
+# The library, through its C ABI.
+
+
+class Result(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("len", ctypes.c_size_t), ("size", ctypes.c_size_t)]
+
+
+class Failure(Exception):
+    def __init__(self, code, text):
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
+
+
+class Library:
+    def __init__(self):
+        self.so = ctypes.CDLL(os.environ.get("SLUICE_TOKENIZER_LIBRARY") or os.path.join(ROOT, "bin", "libsluice_tokenizer.so"))
+
+    def call(self, name, *args):
+        out = Result()
+        code = getattr(self.so, name)(*args, ctypes.byref(out))
+        data = ctypes.string_at(out.data, out.size) if out.data else b""
+        self.so.sluice_tok_free(ctypes.byref(out))
+        if code:
+            raise Failure(code, data.decode())
+        return data
+
+    def load(self, folder):
+        handle = ctypes.c_void_p()
+        self.call("sluice_tok_load", folder.encode(), None, ctypes.byref(handle))
+        return Model(self, handle)
+
+
+class Model:
+    def __init__(self, library, handle):
+        self.library, self.handle = library, handle
+
+    def render(self, template, request):
+        t, r = template.encode(), json.dumps(request).encode()
+        z = ctypes.c_size_t
+        return self.library.call("sluice_tok_render", self.handle, t, z(len(t)), r, z(len(r)), ctypes.c_uint64(0)).decode()
+
+    def encode(self, text, special):
+        b = text.encode()
+        z = ctypes.c_size_t
+        data = self.library.call("sluice_tok_encode", self.handle, b, z(len(b)), ctypes.c_int(special), None, z(0))
+        return list(memoryview(data).cast("I"))
+
+    def close(self):
+        self.library.so.sluice_tok_close(self.handle)
+
+
+# Conversations.
+
+TEXTS = ["hi", "What is 2 + 2?", " leading and trailing \n", "", "línea ünïcode 漢字かな 한국어 🙂👩‍👩‍👧", "a\n\nb\tc", "{\"json\": [1, 2.0, null]}",
+         "<think>inner</think>\n\nanswer", "<tool_call>fake</tool_call>", "quotes ' and \" and \\ and </s>", "x" * 200, "def f(x):\n    return x**2  # 50 %\n",
+         "ends with space ", "{{ not a template }}", "<|im_end|>", "\u00a0nbsp\u3000", "line\r\nwindows", "&amp; <b>html</b>"]
+NAMES = ["get_weather", "search", "run_code", "items", "web.find"]
+
+
+def schema(r, depth=0):
+    kind = r.choice(["string", "integer", "number", "boolean", "array", "object", "string", ["string", "null"], "enum", "anyOf"])
+    s = {}
+    if kind == "enum":
+        s = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+    elif kind == "anyOf":
+        s = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    else:
+        s = {"type": kind}
+        if kind == "array":
+            if r.random() < 0.8:
+                s["items"] = schema(r, depth + 1) if depth < 2 else {"type": "string"}
+        if kind == "object" and depth < 2:
+            s["properties"] = {n: schema(r, depth + 1) for n in r.sample(["a", "b", "items", "name"], r.randint(0, 2))}
+            if r.random() < 0.5:
+                s["required"] = list(s["properties"])
+    if r.random() < 0.6:
+        s["description"] = r.choice(TEXTS)
+    if r.random() < 0.2:
+        s["default"] = r.choice(["x", 1, 2.5, True, None, [1, "a"], {"k": "v"}])
+    return s
+
+
+def tools(r):
+    out = []
+    for name in r.sample(NAMES, r.randint(1, 3)):
+        f = {"name": name, "description": r.choice(TEXTS)}
+        if r.random() < 0.9:
+            names = r.sample(["city", "unit", "items", "limit", "nested"], r.randint(0, 3))
+            f["parameters"] = {"type": "object", "properties": {n: schema(r) for n in names}}
+            if r.random() < 0.7:
+                f["parameters"]["required"] = names[:1]
+        if r.random() < 0.1:
+            f["strict"] = True
+        out.append({"type": "function", "function": f})
+    return out
+
+
+def value(r, depth=0):
+    return r.choice([lambda: r.choice(TEXTS), lambda: r.randint(-5, 10**6), lambda: r.choice([0.1, 1e20, -2.5, 1e-7, 100.0, 12345678901234567890]),
+                     lambda: r.choice([True, False, None]),
+                     lambda: [value(r, depth + 1) for _ in range(r.randint(0, 3))] if depth < 2 else [],
+                     lambda: {k: value(r, depth + 1) for k in r.sample(["a", "b", "items", "ключ"], r.randint(0, 3))} if depth < 2 else {}])()
+
+
+def content(r, multi=True):
+    if multi and r.random() < 0.15:
+        return [{"type": "text", "text": r.choice(TEXTS)} for _ in range(r.randint(1, 3))]
+    return r.choice(TEXTS)
+
+
+def conversation(seed):
+    """A request as an engine passes it to apply_chat_template: arguments of calls are objects."""
+    r = random.Random(seed)
+    request = {"messages": [], "add_generation_prompt": r.random() < 0.8, "now": NOW}
+    m = request["messages"]
+    if r.random() < 0.5:
+        m.append({"role": "system", "content": content(r)})
+    if r.random() < 0.05:
+        m.append({"role": "developer", "content": content(r)})
+    with_tools = r.random() < 0.5
+    if with_tools:
+        request["tools"] = tools(r)
+    elif r.random() < 0.3:
+        request["tools"] = None
+    for turn in range(r.randint(1, 4)):
+        m.append({"role": "user", "content": content(r)})
+        last = turn >= 1 and r.random() < 0.3
+        if with_tools and r.random() < 0.6:
+            calls = []
+            for i in range(r.choice([1, 1, 2])):
+                args = {k: value(r) for k in r.sample(["city", "unit", "items", "limit"], r.randint(0, 3))}
+                calls.append({"id": f"{'abcdefgh'[i]}{turn:08d}", "type": "function", "function": {"name": r.choice(NAMES), "arguments": args}})
+            a = {"role": "assistant", "content": r.choice([None, "", content(r)]), "tool_calls": calls}
+            if r.random() < 0.4:
+                a[r.choice(["reasoning_content", "reasoning"])] = r.choice(TEXTS)
+            m.append(a)
+            for c in calls:
+                t = {"role": "tool", "content": content(r), "tool_call_id": c["id"]}
+                if r.random() < 0.5:
+                    t["name"] = c["function"]["name"]
+                m.append(t)
+            if r.random() < 0.3:
+                continue
+        if last:
+            break
+        if turn < 3 or r.random() < 0.5:
+            a = {"role": "assistant", "content": content(r)}
+            if r.random() < 0.3:
+                a[r.choice(["reasoning_content", "reasoning"])] = r.choice(TEXTS)
+            m.append(a)
+    if r.random() < 0.6 and m[-1]["role"] == "assistant":
+        m.append({"role": "user", "content": content(r)})
+    if m[-1]["role"] == "assistant" and m[-1].get("content") and r.random() < 0.6:
+        request["continue_final_message"] = True
+        request["add_generation_prompt"] = False
+    if r.random() < 0.3:
+        k = {}
+        if r.random() < 0.6:
+            k[r.choice(["enable_thinking", "thinking"])] = r.random() < 0.5
+        if r.random() < 0.3:
+            k["reasoning_effort"] = r.choice(["low", "medium", "high"])
+        if r.random() < 0.2:
+            k["preserve_thinking"] = True
+        if r.random() < 0.1:
+            k["bos_token"] = "<bos>"
+        request["chat_template_kwargs"] = k
+    if r.random() < 0.1:
+        request["documents"] = [{"title": r.choice(TEXTS), "text": r.choice(TEXTS)}]
+    return request
+
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def oracle():
+    from transformers.utils import chat_template_utils as u
+
+    class Now(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(NOW)
+
+    u.datetime = Now
+
+    def render(template, request):
+        q = dict(request)
+        kwargs = {**SPECIAL, **(q.pop("chat_template_kwargs", None) or {})}
+        q.pop("now")
+        [text], _ = u.render_jinja_template(conversations=[q.pop("messages")], chat_template=template, **q, **kwargs)
+        return text
+    return render
+
+
+def empty_model(library):
+    """A model without a vocabulary, for templates."""
+    folder = os.path.join(CACHE, "empty")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "tokenizer.json"), "w") as f:
+        json.dump({"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
+                   "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}, f)
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
+        json.dump(SPECIAL, f)
+    return library.load(folder)
+
+
+def compare(render, model, template, request):
+    """Returns what differs, as (oracle, library), or None, and whether the oracle gave text."""
+    import jinja2
+    try:
+        want, failed = render(template, request), None
+    except Exception as e:  # noqa: BLE001: a template can fail in any way
+        want, failed = None, e
+    try:
+        got, error = model.render(template, request), None
+    except Failure as e:
+        got, error = None, e
+    if failed is None:
+        return (None if got == want else (want, got if got is not None else str(error))), True
+    if error is None:
+        # minijinja iterates over None and generators, where Python fails. No text is wrong: the engine
+        # refuses such a request itself.
+        lenient = isinstance(failed, TypeError) and ("is not iterable" in str(failed) or "generator is not JSON" in str(failed))
+        return None if lenient else (f"{type(failed).__name__}: {failed}", got), False
+    if type(failed) is jinja2.exceptions.TemplateError and error.text != str(failed):
+        return (f"TemplateError: {failed}", str(error)), False
+    return None, False
+
+
+def templates(args):
+    render, model = oracle(), empty_model(Library())
+    bad = rendered = total = 0
+    for path in sorted(glob.glob(os.path.join(models(), "templates", "*.jinja"))):
+        name = os.path.basename(path)
+        if args.only and args.only not in name:
+            continue
+        with open(path, encoding="utf-8") as f:
+            template = f.read()
+        different, texts = [], 0
+        for i in range(args.conversations):
+            request = conversation(f"{name} {i}")
+            d, text = compare(render, model, template, request)
+            texts += text
+            if d:
+                different.append((i, request, *d))
+        total += args.conversations
+        rendered += texts
+        bad += len(different)
+        print(f"{name}: {args.conversations} conversations, {texts} texts, {len(different)} differ")
+        for i, request, want, got in different[:args.show]:
+            at = next((k for k, (a, b) in enumerate(zip(want or "", got or "")) if a != b), min(len(want or ""), len(got or "")))
+            print(f"  conversation {i}: {json.dumps(request, ensure_ascii=False)[:600]}")
+            print(f"    want ...{want[max(0, at - 60):at + 80]!r}\n    got  ...{got[max(0, at - 60):at + 80]!r}")
+    print(f"templates: {total} renderings, {rendered} texts, {bad} differ")
+    return bad
+
+
+# Vocabularies. GGUF lacks the normalizer and the pre-tokenizer of Hugging Face's files; they are
+# reconstructed here from the name that it has instead (tokenizer.ggml.pre) and llama.cpp's rules.
+
+GPT2 = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
+BYTES = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
+DIGITS = [{"type": "Digits", "individual_digits": True}]
+NFC = {"type": "NFC"}
+
+
+def split(pattern, behavior="Isolated"):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
+
+
+LETTERS = "[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+CJK = "[一-龥ࠀ-一가-퟿]+"
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# name: (normalizer, pre-tokenizers, ignore_merges)
+BPE_RULES = {
+    "llama-bpe": (None, [split(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), *BYTES], True),
+    "qwen2": (NFC, [split(QWEN), *BYTES], False),
+    "qwen35": (NFC, [split(QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")), *BYTES], False),
+    "gpt-2": (None, GPT2, False), "mpt": (None, GPT2, False), "none": (NFC, GPT2, False),
+    "starcoder": (None, DIGITS + GPT2, False), "refact": (None, DIGITS + GPT2, False), "command-r": (NFC, DIGITS + GPT2, False),
+    "falcon": (None, [{"type": "Punctuation", "behavior": "Contiguous"}, *GPT2, {"type": "Digits", "individual_digits": False}, split("[0-9][0-9][0-9]")], False),
+    "deepseek-llm": (None, [split("[\r\n]"), split(r"\s?" + LETTERS), split(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"), split(r"\s+$"), split(CJK), *DIGITS, *BYTES], False),
+    "deepseek-coder": (None, [split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split(CJK), *DIGITS, *BYTES], False),
+}
+
+
+def sequence(kind, members):
+    if not members:
+        return None
+    return members[0] if len(members) == 1 else {"type": "Sequence", kind: members}
+
+
+def merges_by_score(vocab, scores):
+    """The merges that give the pieces of a SentencePiece BPE model, best first."""
+    merges = []
+    for piece, rank in sorted(vocab.items(), key=lambda p: p[1]):
+        local = [(piece[:i], piece[i:]) for i in range(1, len(piece)) if piece[:i] in vocab and piece[i:] in vocab]
+        local.sort(key=lambda m: (vocab[m[0]], vocab[m[1]]))
+        merges += [(a, b, scores[rank]) for a, b in local]
+    merges.sort(key=lambda m: -m[2])
+    return [[a, b] for a, b, _ in merges]
+
+
+def convert(path):
+    """Returns tokenizer.json and tokenizer_config.json of a GGUF vocabulary, or None and why not."""
+    import gguf
+    fields = gguf.GGUFReader(path).fields
+
+    def get(name):
+        f = fields.get("tokenizer." + name)
+        return None if f is None else f.contents()
+
+    model, pre = get("ggml.model"), get("ggml.pre") or "none"
+    tokens, types, scores = get("ggml.tokens"), get("ggml.token_type"), get("ggml.scores")
+    kinds = {"control": 3, "user": 4, "unused": 5, "byte": 6}
+    # llama.cpp marks added tokens that are not special as user-defined, and pads vocabularies with unused ones.
+    added = [{"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": k == kinds["control"]}
+             for i, (t, k) in enumerate(zip(tokens, types)) if k in (kinds["control"], kinds["user"]) and t]
+    vocab = {}
+    for i, t in enumerate(tokens):
+        if types[i] != kinds["unused"]:
+            vocab.setdefault(t, i)
+    bpe = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+           "byte_fallback": False, "ignore_merges": False, "vocab": vocab}
+    normalizer, pretokenizers = None, []
+    if model == "gpt2":
+        if pre not in BPE_RULES:
+            return None, f"no rules for {pre}"
+        normalizer, pretokenizers, bpe["ignore_merges"] = BPE_RULES[pre]
+        bpe["merges"] = [m.split(" ") for m in get("ggml.merges")]
+    elif model == "gemma4":
+        normalizer, pretokenizers = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, [split("[^\n]+|[\n]+")]
+        bpe.update(merges=[m.split(" ") for m in get("ggml.merges")], byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    elif model == "llama":
+        normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}
+        bpe.update(merges=merges_by_score(vocab, scores), byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    elif model == "bert":
+        words = {}
+        for t, i in vocab.items():
+            words[t if types[i] == kinds["control"] or t.startswith("[") and t.endswith("]") else t[1:] if t.startswith("▁") else "##" + t] = i
+        bpe = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": words}
+        normalizer, pretokenizers = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}, [{"type": "BertPreTokenizer"}]
+    elif model == "t5":
+        bpe = {"type": "Unigram", "unk_id": get("ggml.unknown_token_id") or 0, "vocab": [[t, float(x)] for t, x in zip(tokens, scores)], "byte_fallback": False}
+        normalizer, pretokenizers = None, [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}]
+    else:
+        return None, f"no rules for the model {model}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": get("chat_template")}
+    for name in ["bos", "eos"]:
+        i = get(f"ggml.{name}_token_id")
+        if i is not None and i < len(tokens):
+            config[f"{name}_token"] = tokens[i]
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
+            "pre_tokenizer": sequence("pretokenizers", pretokenizers), "post_processor": None, "decoder": None, "model": bpe}, config
+
+
+def corpus(r):
+    """Texts that are hard for pre-tokenizers, and long lines."""
+    def chars(n, *ranges):
+        return "".join(chr(r.randint(*r.choice(ranges))) for _ in range(n))
+
+    texts = list(TEXTS)
+    for path in ["cmd/sluice/main.go", "router/config/config.go", "scripts/notice.py", "docs/glossary.md", "go.sum"]:
+        with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+            text = f.read()
+        texts += [text[:20000], text[:3000].replace("\n", "\r\n"), text[:2000].upper()]
+    texts += [chars(3000, (0x4e00, 0x9fa5), (0x3040, 0x30ff), (0xac00, 0xd7a3), (0x20, 0x7e)) for _ in range(3)]
+    texts += [chars(1000, (0x1f300, 0x1faff), (0x2600, 0x27bf), (0x200d, 0x200d), (0xfe0f, 0xfe0f), (0x20, 0x20)) for _ in range(3)]
+    texts += [chars(1000, (0x20, 0xd7ff), (0xe000, 0x10ffff)) for _ in range(5)]
+    texts += [chars(1000, (0, 0x2ff)) for _ in range(5)] + [chars(500, (0x300, 0x36f), (0x41, 0x7a), (0x590, 0x6ff), (0x900, 0xdff)) for _ in range(5)]
+    texts += ["".join(r.choice([" ", "\n", "\r", "\t", "\u00a0", "a", "1", ".", "'", "\u3000", "'s", "'LL"]) for _ in range(r.randint(1, 200))) for _ in range(200)]
+    # What a server makes of malformed UTF-8 where it accepts it.
+    texts += [bytes(r.randint(0, 255) for _ in range(500)).decode(errors="replace") for _ in range(5)]
+    return texts
+
+
+def long_lines(r):
+    words = ["alpha", "Beta", "gamma1", "δέλτα", "漢字", "x_y", "100000", "'ll", "–", "(", "🙂"]
+    n = 200_000
+    return {"words": " ".join(r.choice(words) for _ in range(n // 6)), "letters": "".join(r.choice("abcdefghij") for _ in range(n)), "digits": "".join(r.choice("0123456789") for _ in range(n)),
+            "spaces": " " * n, "spaces and a letter": " " * n + "a", "line breaks": "\n" * n, "tabs and line breaks": "\t\n" * (n // 2), "punctuation": "=-" * (n // 2), "base64": "".join(r.choice("ABCDEFabcdef0123456789+/") for _ in range(n))}
+
+
+def ids(args):
+    import tokenizers
+    library, bad, total = Library(), 0, 0
+    for path in sorted(glob.glob(os.path.join(models(), "ggml-vocab-*.gguf"))):
+        name = os.path.basename(path)[len("ggml-vocab-"):-len(".gguf")]
+        if args.only and args.only not in name:
+            continue
+        folder = os.path.join(CACHE, "vocab", name)
+        if not os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+            spec, config = convert(path)
+            if spec is None:
+                print(f"{name}: {config}")
+                continue
+            os.makedirs(folder, exist_ok=True)
+            for file, v in [("tokenizer.json", spec), ("tokenizer_config.json", config)]:
+                with open(os.path.join(folder, file), "w", encoding="utf-8") as f:
+                    json.dump(v, f, ensure_ascii=False)
+        model, hf = library.load(folder), tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+        archive = [0, 0]
+        if os.path.exists(path + ".inp"):
+            with open(path + ".inp", encoding="utf-8", newline="") as f:
+                inputs = f.read().split("\n__ggml_vocab_test__\n")
+            with open(path + ".out") as f:
+                expected = [[int(x) for x in line.split()] for line in f.read().split("\n")]
+            for text, want in zip(inputs, expected):
+                got = model.encode(text, False)
+                archive[got != want] += 1
+                if got != want and archive[1] <= args.show:
+                    print(f"  {name}: archive {text[:60]!r}\n    want {want[:40]}\n    got  {got[:40]}")
+        r = random.Random(name)
+        texts = corpus(r) + list(long_lines(r).values())
+        specials = [t["content"] for t in json.loads(library.call("sluice_tok_info", model.handle, 1))][:40]
+        for _ in range(50 if specials else 0):
+            texts.append("".join(r.choice(TEXTS + specials + [" "]) for _ in range(20)))
+        different = 0
+        for text in texts:
+            want, got = hf.encode(text, add_special_tokens=False).ids, model.encode(text, False)
+            if want != got:
+                different += 1
+                if different <= args.show:
+                    at = next((k for k, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got)))
+                    print(f"  {name}: {len(text)} characters, id {at} of {len(want)}: want {want[at:at + 8]}, got {got[at:at + 8]}: {text[:40]!r}")
+        bad += different + archive[1]
+        total += len(texts) + sum(archive)
+        print(f"{name}: expected ids of the archive: {archive[0]} equal, {archive[1]} differ; tokenizers: {len(texts) - different} texts equal, {different} differ", flush=True)
+        model.close()
+    print(f"ids: {total} texts, {bad} differ")
+    return bad
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=["templates", "ids"])
+    p.add_argument("--conversations", type=int, default=500)
+    p.add_argument("--only", default="")
+    p.add_argument("--show", type=int, default=1)
+    args = p.parse_args()
+    environment()
+    os.environ["TZ"] = "UTC"
+    sys.exit(1 if globals()[args.what](args) else 0)
+
+
+if __name__ == "__main__":
+    main()
