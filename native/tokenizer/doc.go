@@ -6,8 +6,9 @@
 // and Model.Encode do the work. A binary without the library, or built without cgo, has
 // the same API, and Open says why there is none.
 //
-// Calls compute, so no event loop may make them. At most as many run at once as Go has
-// processors, each on a goroutine of its own. A call that has run longer than
-// Options.Timeout is abandoned: its caller gets an error at once, and it keeps its place
-// among those that run until it ends.
+// Calls compute, so no event loop may make them. They run on threads of the library's
+// own, at most one for each of Go's processors and eight in all. A call that takes longer
+// than LoadOptions.Timeout, with its wait for a thread, is abandoned: its caller gets an
+// error at once, and the thread is busy until the call ends, which the bounds of its
+// input and of a template's steps ensure.
 package tokenizer

@@ -53,6 +53,8 @@ static int load(const char *path, char *why, size_t why_len) {
     snprintf(why, why_len, "%s: no such file", path);
     return SLUICE_LOAD_ABSENT;
   }
+  /* fastokens would start threads of its own; setenv of libc, because that is what it reads. */
+  setenv("FASTOKENS_BPE_THREADS", "1", 0);
   (void)dlerror();
   void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (h == NULL) {

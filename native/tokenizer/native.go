@@ -27,8 +27,25 @@ import (
 
 // Library is the loaded library.
 type Library struct {
-	path  string
-	slots chan struct{} // one element for each call that runs
+	path string
+	work chan func() // to the threads that make the calls
+}
+
+// maxThreads bounds the threads that make calls: the encoder keeps words in memory of the
+// thread, up to some tens of MiB, so calls from any thread would use memory without bound.
+const maxThreads = 8
+
+// start starts the threads, which live as long as the process, as the library does.
+func (l *Library) start() {
+	l.work = make(chan func())
+	for range max(1, min(runtime.GOMAXPROCS(0), maxThreads)) {
+		go func() {
+			runtime.LockOSThread()
+			for call := range l.work {
+				call()
+			}
+		}()
+	}
 }
 
 // process is the one library of the process.
@@ -51,7 +68,8 @@ func Open(path string) (*Library, error) {
 		code, why := load(p)
 		if code == dl.LoadOK {
 			if process.library == nil {
-				process.library = &Library{path: why, slots: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+				process.library = &Library{path: why}
+				process.library.start()
 			}
 			return process.library, nil
 		}
@@ -120,6 +138,9 @@ func (l *Library) Load(dir string, opt LoadOptions) (*Model, error) {
 	var options C.struct_sluice_tok_options
 	options.size = C.size_t(unsafe.Sizeof(options))
 	options.max_input, options.max_output = C.uint64_t(max(0, opt.MaxInput)), C.uint64_t(max(0, opt.MaxOutput))
+	if opt.Reference {
+		options.flags = C.SLUICE_TOK_REFERENCE
+	}
 	m := &Model{library: l, timeout: cmp.Or(opt.Timeout, 10*time.Second)}
 	var out C.struct_sluice_tok_result
 	if err := failure("load", C.sluice_tokenizer_open_model(d, &options, &m.model, &out), &out); err != nil {
@@ -199,47 +220,58 @@ type job struct {
 	left     bool
 }
 
-// run executes call on a goroutine of its own and waits for it, at most for the model's
-// time-out. After an error the job belongs to that goroutine.
+// run executes call on one of the library's threads and waits for it, at most for the
+// model's time-out. After an error the job belongs to that thread.
 func (m *Model) run(j *job, verb string, call func(*job, time.Duration)) error {
+	end := time.Now().Add(m.timeout)
 	timer := time.NewTimer(m.timeout)
 	defer timer.Stop()
-	end := time.Now().Add(m.timeout)
 	late := &Error{Verb: verb, Code: CodeDeadline, Reason: m.timeout.String()}
-	select {
-	case m.library.slots <- struct{}{}:
-	case <-timer.C:
-		return late
-	}
 	if err := m.begin(); err != nil {
-		<-m.library.slots
 		return err
 	}
 	j.done = make(chan struct{})
-	go func() {
+	select {
+	case m.library.work <- func() {
 		call(j, max(time.Millisecond, time.Until(end)))
 		m.end()
-		<-m.library.slots
-		j.result.Lock()
-		defer j.result.Unlock()
-		if j.left {
-			C.sluice_tokenizer_free(j.out)
-		}
-		close(j.done)
-	}()
+		j.finish()
+	}:
+	case <-timer.C:
+		m.end()
+		return late
+	}
 	select {
 	case <-j.done:
 		return j.err
 	case <-timer.C:
 	}
+	if j.leave() {
+		return late
+	}
+	return j.err // it ended just now
+}
+
+// finish tells the caller that the call has ended, or frees its result if there is none.
+func (j *job) finish() {
+	j.result.Lock()
+	defer j.result.Unlock()
+	if j.left {
+		C.sluice_tokenizer_free(j.out)
+	}
+	close(j.done)
+}
+
+// leave abandons the call. It returns false if the call has ended.
+func (j *job) leave() bool {
 	j.result.Lock()
 	defer j.result.Unlock()
 	select {
-	case <-j.done: // it ended just now
-		return j.err
+	case <-j.done:
+		return false
 	default:
 		j.left = true
-		return late
+		return true
 	}
 }
 

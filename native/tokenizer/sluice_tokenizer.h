@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* The version of this ABI. Every incompatible change increments it. */
-#define SLUICE_TOK_ABI 1
+#define SLUICE_TOK_ABI 2
 
 enum sluice_tok_code {
   SLUICE_TOK_OK = 0,
@@ -47,7 +47,12 @@ struct sluice_tok_options {
   size_t size;         /* sizeof(struct sluice_tok_options) */
   uint64_t max_input;  /* bytes of a request or a text (32 MiB) */
   uint64_t max_output; /* bytes of a rendered text (64 MiB) */
+  uint64_t flags;      /* SLUICE_TOK_REFERENCE or 0 */
 };
+
+/* Encode with Hugging Face's tokenizers, although fastokens, which is faster, gives the
+ * same ids for the probes that loading compares. For tests and measurements. */
+#define SLUICE_TOK_REFERENCE 1
 
 /* The ABI of the library: SLUICE_TOK_ABI of the header that it was built with. */
 uint32_t sluice_tok_abi_version(void);
@@ -70,7 +75,7 @@ void sluice_tok_close(struct sluice_tok_model *model);
 /* Describes a model in JSON.
  * what 0: an object with kind ("bpe", "unigram", "wordpiece", "wordlevel"), vocab_size,
  *   bos_id, eos_id, eos_ids (of generation_config.json), added_ids (what an encoding of
- *   "" with special tokens gives), templates (their names), tokenizer_class,
+ *   "" with special tokens gives), encoder ("fastokens" or "tokenizers"), templates (their names), tokenizer_class,
  *   model_max_length.
  * what 1: a list of the added tokens: id, content, special, normalized, lstrip, rstrip,
  *   single_word, as in tokenizer.json, in the order of their ids. */

@@ -21,11 +21,13 @@ const SystemFolder = "/usr/lib/sluice"
 type LoadOptions struct {
 	MaxInput  int           // bytes of a request or a text (32 MiB)
 	MaxOutput int           // bytes of a rendered text (64 MiB)
-	Timeout   time.Duration // of a call, including its wait for a place (10 s)
+	Timeout   time.Duration // of a call, including its wait for a thread (10 s)
+	Reference bool          // encode with Hugging Face's tokenizers, although a faster encoder gives the same ids; for tests and measurements
 }
 
 // Info describes a model.
 type Info struct {
+	Encoder        string          `json:"encoder"`    // fastokens, or tokenizers where that one does not give the same ids
 	Kind           string          `json:"kind"`       // bpe, unigram, wordpiece or wordlevel
 	VocabSize      int             `json:"vocab_size"` // with added tokens
 	BOS            *uint32         `json:"bos_id"`     // nil if the model names none

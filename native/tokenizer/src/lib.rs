@@ -1,6 +1,7 @@
 //! Chat templates and tokenizers with the C ABI of `sluice_tokenizer.h`, which is the
 //! documentation of every function here. No panic leaves the library.
 
+mod encoder;
 mod error;
 mod json;
 mod model;
@@ -17,7 +18,7 @@ use model::{Bounds, Model};
 use render::Limits;
 
 /// The version of the ABI: `SLUICE_TOK_ABI` of the header.
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 
 /// `struct sluice_tok_result`.
 #[repr(C)]
@@ -33,6 +34,7 @@ pub struct Options {
     size: usize,
     max_input: u64,
     max_output: u64,
+    flags: u64,
 }
 
 /// `struct sluice_tok_model`.
@@ -93,7 +95,7 @@ pub extern "C" fn sluice_tok_abi_version() -> u32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn sluice_tok_version() -> *const c_char {
-    const TEXT: &CStr = c"0.1.0 (tokenizers 0.23.1, minijinja 3.1.0)";
+    const TEXT: &CStr = c"0.1.0 (tokenizers 0.23.1, fastokens 0.3.5, minijinja 3.1.0)";
     TEXT.as_ptr()
 }
 
@@ -124,11 +126,15 @@ pub unsafe extern "C" fn sluice_tok_load(dir: *const c_char, options: *const Opt
             (CStr::from_ptr(dir), options.as_ref())
         };
         let dir = dir.to_str().map_err(|_| Error::new(Code::Argument, "the folder's name is not UTF-8"))?;
-        let mut bounds = Bounds { input: 32 << 20, output: 64 << 20 };
+        let mut bounds = Bounds { input: 32 << 20, output: 64 << 20, reference: false };
         if let Some(o) = options {
             if o.size < std::mem::size_of::<Options>() {
                 return Err(Error::new(Code::Argument, "the options are those of another ABI"));
             }
+            if o.flags > 1 {
+                return Err(Error::new(Code::Argument, "unknown flags"));
+            }
+            bounds.reference = o.flags == 1;
             if o.max_input > 0 {
                 bounds.input = o.max_input as usize;
             }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::encoder::Encoder;
 use crate::error::{Code, Error, Result};
 use crate::render::{Cache, Limits, Request, Template};
 
@@ -20,11 +21,13 @@ const MAX_ADDED: usize = 4096;
 pub struct Bounds {
     pub input: usize,
     pub output: usize,
+    /// Encode with Hugging Face's tokenizers in any case.
+    pub reference: bool,
 }
 
 /// A loaded model. It does not change after loading, so any number of threads may use it.
 pub struct Model {
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     templates: BTreeMap<String, Template>,
     cache: Cache,
     special: Vec<(String, String)>,
@@ -73,11 +76,10 @@ impl Model {
         };
         let mut tokenizer = Tokenizer::from_bytes(&text)
             .map_err(|e| Error::new(Code::Unsupported, format!("{}: {e}", path.display())))?;
-        drop(text);
         // Truncation and padding belong to training; servers set their own.
         let _ = tokenizer.with_truncation(None);
         tokenizer.with_padding(None);
-        add_configured_tokens(&mut tokenizer, &config);
+        let plain = !add_configured_tokens(&mut tokenizer, &config);
         let templates = templates(dir, &config)?;
         let mut added: Vec<Added> = tokenizer
             .get_added_tokens_decoder()
@@ -86,8 +88,10 @@ impl Model {
             .collect();
         added.sort_by_key(|a| a.id);
         let special = special_tokens(&config);
-        let info = info(dir, &tokenizer, &config, &templates, &special)?;
-        Ok(Model { tokenizer, templates, cache: Cache::default(), special, added, bounds, info })
+        let mut info = info(dir, &tokenizer, &config, &templates, &special)?;
+        let encoder = Encoder::choose(tokenizer, &text, plain && !bounds.reference);
+        info["encoder"] = json!(encoder.name());
+        Ok(Model { encoder, templates, cache: Cache::default(), special, added, bounds, info })
     }
 
     pub fn info(&self) -> &Json {
@@ -144,18 +148,15 @@ impl Model {
     /// The ids of a text, as the engines' call of `encode`.
     pub fn encode(&self, text: &[u8], add_special: bool) -> Result<Vec<u32>> {
         let text = self.text(text)?;
-        let e = self
-            .tokenizer
-            .encode_fast(text, add_special)
-            .map_err(|e| Error::new(Code::Input, format!("cannot encode the text: {e}")))?;
-        Ok(e.get_ids().to_vec())
+        self.encoder.encode(text, add_special)
     }
 }
 
 /// Adds the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers
 /// does when it loads the folder.
-fn add_configured_tokens(t: &mut Tokenizer, config: &Json) {
-    let Some(decoder) = config["added_tokens_decoder"].as_object() else { return };
+/// It reports whether there were any.
+fn add_configured_tokens(t: &mut Tokenizer, config: &Json) -> bool {
+    let Some(decoder) = config["added_tokens_decoder"].as_object() else { return false };
     let mut entries: Vec<(u32, AddedToken)> = decoder
         .iter()
         .filter_map(|(id, v)| Some((id.parse().ok()?, serde_json::from_value(v.clone()).ok()?)))
@@ -164,9 +165,11 @@ fn add_configured_tokens(t: &mut Tokenizer, config: &Json) {
     entries.sort_by_key(|e| e.0);
     let known = t.get_added_tokens_decoder();
     let new: Vec<AddedToken> = entries.into_iter().filter(|(id, a)| known.get(id) != Some(a)).map(|e| e.1).collect();
-    if !new.is_empty() {
-        let _ = t.add_tokens(new);
+    if new.is_empty() {
+        return false;
     }
+    let _ = t.add_tokens(new);
+    true
 }
 
 /// The text of a special token: a string, or an object with its content.
