@@ -36,6 +36,9 @@ const (
 	NoWorker           Reason = "no_worker"
 	PoolOverloaded     Reason = "pool_overloaded"
 	PoolQueueFull      Reason = "pool_queue_full"
+	AdmissionFull      Reason = "admission_queue_full" // no rank can start the request soon, and no more may wait
+	AdmissionTimeout   Reason = "admission_timeout"    // no rank could start the request in time
+	TargetUnmet        Reason = "target_unmet"         // the forecast says that the request's target or deadline cannot be met
 	UpstreamFailed     Reason = "upstream_failed"
 	UpstreamTimeout    Reason = "upstream_timeout"
 	UpstreamInvalid    Reason = "upstream_invalid_response"
@@ -86,6 +89,9 @@ var reasonTable = map[Reason]reasonInfo{
 	NoWorker:           {503, "service_unavailable", ""},
 	PoolOverloaded:     {429, "server_overloaded", ""},
 	PoolQueueFull:      {503, "server_overloaded", ""},
+	AdmissionFull:      {429, "server_overloaded", ""},
+	AdmissionTimeout:   {429, "server_overloaded", ""},
+	TargetUnmet:        {429, "server_overloaded", ""},
 	UpstreamFailed:     {502, "upstream_error", ""},
 	UpstreamTimeout:    {504, "upstream_error", ""},
 	UpstreamInvalid:    {502, "upstream_error", ""},

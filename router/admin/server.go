@@ -83,7 +83,7 @@ type Options struct {
 	// BlocksByTier returns the number of a rank's blocks in the KV index by the names of tiers; nil:
 	// unknown.
 	BlocksByTier func(*worker.Rank) map[string]int
-	// Queues returns the state of admission queues and sessions, to be encoded as JSON: an object
+	// Queues returns the state of admission queues and sessions for /admin/v1/queues, as JSON: an object
 	// whose members are lists of flat objects, flat objects, or values; nil: there are none.
 	Queues func() any
 	// Compared is a second router with the same load, for comparison; nil: none.

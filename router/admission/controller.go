@@ -1,6 +1,9 @@
 package admission
 
 import (
+	"cmp"
+	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -402,7 +405,8 @@ type ClassView struct {
 	Requests int           `json:"requests"`
 	Bytes    int64         `json:"bytes"`
 	Tokens   int64         `json:"tokens"`
-	Oldest   time.Duration `json:"oldest_ns"` // how long the first has waited
+	Oldest   time.Duration `json:"-"` // how long the first has waited
+	OldestMS int64         `json:"oldest_ms"`
 }
 
 // Classes returns what waits in each class, in all lanes.
@@ -415,7 +419,79 @@ func (c *Controller) Classes() []ClassView {
 		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost}
 		if it := c.queue.Oldest(i); it != nil {
 			views[i].Oldest = time.Duration(c.now() - it.Arrived)
+			views[i].OldestMS = views[i].Oldest.Milliseconds()
 		}
 	}
 	return views
+}
+
+// View is what waits, in flat lists.
+type View struct {
+	Classes []ClassView  `json:"classes"` // in all lanes, the highest first
+	Lanes   []LaneView   `json:"lanes"`
+	Tenants []TenantView `json:"tenants"`
+}
+
+// LaneView is what waits in one lane and class.
+type LaneView struct {
+	Lane     string  `json:"lane"`
+	Class    string  `json:"class"`
+	Requests int     `json:"requests"`
+	Bytes    int64   `json:"bytes"`
+	Tokens   int64   `json:"tokens"`
+	Rate     float64 `json:"tokens_per_second"` // dispatched by the lane while requests waited; 0: not known
+	Tenants  int     `json:"tenants"`
+}
+
+// TenantView is what waits of one tenant in one lane and class.
+type TenantView struct {
+	Lane     string `json:"lane"`
+	Class    string `json:"class"`
+	Tenant   string `json:"tenant"`
+	Weight   int    `json:"weight"`
+	Requests int    `json:"requests"`
+	Tokens   int64  `json:"tokens"`
+	Late     int    `json:"late"` // requests that can no longer meet their target
+}
+
+// maxShownTenants bounds the tenants of one lane and class in a View. Those with the most tokens are in
+// it.
+const maxShownTenants = 32
+
+// View returns what waits, in the order of the lanes' names and of the classes.
+func (c *Controller) View() View {
+	v := View{Classes: c.Classes(), Lanes: []LaneView{}, Tenants: []TenantView{}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.queue.Lanes(nil) {
+		l := c.queue.lanes[name]
+		for i := range l.classes {
+			k := &l.classes[i]
+			if k.usage.requests == 0 {
+				continue
+			}
+			lane := LaneView{Lane: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, Bytes: k.usage.bytes, Tokens: k.usage.cost}
+			if m := c.rates[name]; m != nil {
+				lane.Rate = math.Round(m.perSecond(c.now()))
+			}
+			tenants := k.views(name, lane.Class)
+			lane.Tenants = len(tenants)
+			v.Lanes = append(v.Lanes, lane)
+			v.Tenants = append(v.Tenants, tenants[:min(len(tenants), maxShownTenants)]...)
+		}
+	}
+	return v
+}
+
+// views returns the tenants with waiting requests, those with the most tokens first.
+func (k *classQueue) views(lane, class string) (all []TenantView) {
+	for _, t := range k.tenants {
+		if t.usage.requests > 0 {
+			all = append(all, TenantView{Lane: lane, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, Tokens: t.usage.cost, Late: t.usage.requests - len(t.heap)})
+		}
+	}
+	slices.SortFunc(all, func(a, b TenantView) int {
+		return cmp.Or(cmp.Compare(b.Tokens, a.Tokens), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	return all
 }

@@ -77,6 +77,9 @@ func TestControllerDispatchesAsCapacityComes(t *testing.T) {
 		if v := c.Classes(); v[0].Requests != 3 || v[1].Requests != 2 || v[1].Tokens != 200 {
 			t.Errorf("classes %+v; want 3 requests of high and 2 of low with 200 tokens", v)
 		}
+		if v := c.View(); len(v.Lanes) != 2 || v.Lanes[0].Lane != "m" || v.Lanes[0].Class != "high" || v.Lanes[1].Requests != 2 || len(v.Tenants) != 2 || v.Tenants[1].Tokens != 200 {
+			t.Errorf("lanes %+v; want m with classes high and low, and one tenant with 200 tokens", v)
+		}
 		c.Cancel(gone, Gone)
 		c.Cancel(gone, Gone)
 		time.Sleep(100 * time.Millisecond)

@@ -61,6 +61,8 @@ type Spec struct {
 	RequestsPerMinute int64  // 0: no limit
 	TokensPerMinute   int64  // prompt and output tokens together; 0: no limit
 	Models            []string
+	Classes           []string // admission classes that requests may ask for, the first by default
+	Weight            int      // of the key's tenant in a class; 0: 1
 }
 
 // Key is one API key with its limits and its usage, a front.Principal. It is safe for concurrent
@@ -108,6 +110,13 @@ func (k *Key) Limits() []Limit {
 	}
 	return out
 }
+
+// Classes returns the admission classes that requests of the key may ask for; the first is that of
+// requests that ask for none.
+func (k *Key) Classes() []string { return k.spec.Classes }
+
+// Weight returns the weight of the key's tenant among those of a class.
+func (k *Key) Weight() int { return max(k.spec.Weight, 1) }
 
 // Allows reports whether the key may use a model; with "", whether it may use every model.
 func (k *Key) Allows(model string) bool {

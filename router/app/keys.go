@@ -44,7 +44,8 @@ func keySpecs(cfg *config.Config) ([]apikey.Spec, error) {
 		if err != nil {
 			return nil, fmt.Errorf("api_keys[%d].sha256: %w", i, err)
 		}
-		specs[i] = apikey.Spec{Name: k.Name, Hash: hash, RequestsPerMinute: k.RequestsPerMinute, TokensPerMinute: k.TokensPerMinute, Models: k.Models}
+		specs[i] = apikey.Spec{Name: k.Name, Hash: hash, RequestsPerMinute: k.RequestsPerMinute, TokensPerMinute: k.TokensPerMinute, Models: k.Models,
+			Classes: k.Classes, Weight: k.Weight}
 	}
 	return specs, nil
 }

@@ -250,6 +250,7 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Sessions:  r.runner.Sessions().Overview,
+		Queues:    func() any { return r.runner.Admission().View() },
 		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
 		Timelines: r.recent, Keyring: r.keyring, BlocksByTier: r.blocksByTier,
 		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),

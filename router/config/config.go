@@ -305,7 +305,7 @@ type Model struct {
 }
 
 // Admission holds requests in the router while no rank can start them soon, and decides their
-// order; see docs/headers.md.
+// order; see docs/admission.md.
 type Admission struct {
 	// Mode is fair (classes, tenants and targets decide the order), fifo (the order of arrival), or
 	// off (every request is sent to an engine at once) [fair].
@@ -333,7 +333,7 @@ type Admission struct {
 	Preemption bool `yaml:"preemption"`
 	// DefaultClass is the class of requests that nothing assigns to another [the first class].
 	DefaultClass string           `yaml:"default_class"`
-	Classes      []AdmissionClass `yaml:"classes"` // priority classes, the highest first; see docs/headers.md [one class, default]
+	Classes      []AdmissionClass `yaml:"classes"` // priority classes, the highest first; see docs/admission.md [one class, default]
 }
 
 // AdmissionClass is one priority class.

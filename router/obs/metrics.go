@@ -31,6 +31,7 @@ type Metrics struct {
 	legTimes                                    [legKinds]*histogram
 	ttft                                        fineHistogram
 	models                                      models
+	admission                                   admissionMetrics
 
 	refused            labelMap[[2]string, counter]
 	responses          labelMap[response, counter]
@@ -95,6 +96,7 @@ func NewMetrics() *Metrics {
 	m.fallbacks.overflow = otherWord
 	m.migrations.overflow = otherWord
 	m.plans.overflow = func(k [2]string) [2]string { return [2]string{k[0], otherValue} }
+	m.admission.init()
 	m.models.overflow, m.models.bound = otherWord, maxModels
 	m.models.create = func(string) *Model { return newModel(m.native.Load()) }
 	return m
@@ -164,6 +166,7 @@ func (m *Metrics) collectHistograms(p *page) {
 		m.endpoints[n].duration.collect(p, "sluice_request_duration_seconds", "endpoint", n)
 		m.endpoints[n].ttft.collect(p, "sluice_time_to_first_token_seconds", "endpoint", n)
 	}
+	m.admission.collect(p)
 	for l := range m.legTimes {
 		m.legTimes[l].collect(p, "sluice_leg_duration_seconds", "leg", schedule.LegKind(l).String())
 	}

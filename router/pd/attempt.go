@@ -91,20 +91,24 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 			q.awaitCandidate(schedule.PrefillLeg) // if none appears, the choice below reports it
 		}
 	}
-	chosen := false
+	prefill, chosen := q.takeReservedPrefill()
 	candidates := q.notifyingCandidates(q.nextSelected(q.plan.Prefill))
-	if q.choosesJointly() {
+	if !chosen && q.choosesJointly() {
 		if prefill, end, chosen = q.chooseHandover(candidates); end == prefillLocal {
 			return prefill, end
 		}
 	}
 	if !chosen {
-		if prefill, chosen = q.choose(schedule.PrefillLeg, candidates); !chosen {
-			if q.refuseAtCapacity(schedule.PrefillLeg, q.plan.Prefill) {
-				return prefill, prefillAnswered
-			}
-			return prefill, prefillUnavailable
+		prefill, chosen = q.choose(schedule.PrefillLeg, candidates)
+	}
+	if !chosen {
+		switch waited, answered := q.awaitLimits(q.plan.Prefill); {
+		case waited:
+			return q.beginAttempt() // with the rank that was reserved meanwhile
+		case answered, q.refuseAtCapacity(schedule.PrefillLeg, q.plan.Prefill):
+			return prefill, prefillAnswered
 		}
+		return prefill, prefillUnavailable
 	}
 	q.handover.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
 	q.r.notificationBreakers.recordTrial(prefill.Rank)

@@ -30,7 +30,10 @@ func (q *request) choosesJointly() bool { return conditional(q.pd, q.plan.Traits
 // place until the decode leg is sent. chosen is false if every rank of a leg is at a load limit;
 // the caller then chooses the legs one by one, and that path composes the error response.
 func (q *request) chooseHandover(candidates []*worker.Rank) (prefill schedule.Choice, end prefillEnd, chosen bool) {
-	c, ok := q.chooseJointly(candidates)
+	c, ok := q.takeReservedJoint()
+	if !ok {
+		c, ok = q.chooseJointly(candidates)
+	}
 	if !ok {
 		return prefill, prefillUnavailable, false
 	}
@@ -57,15 +60,18 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 	if conditional(q.pd, q.plan.Traits) {
 		query.LocalTokens, query.LocalWhenFaster = q.pd.LocalPrefillTokens, q.pd.LocalWhenFaster
 	}
-	if !opt.Fleet.HasLimits() {
+	if !opt.Fleet.HasLimits() && !q.bindLate {
 		return opt.Scheduler.ChooseJoint(&query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
-	for _, ranks := range [...][]*worker.Rank{candidates, q.plan.Decode} {
-		for _, r := range ranks {
-			if opt.Fleet.AtCapacity(r) {
-				q.skipped = append(q.skipped, r)
-			}
+	for _, r := range candidates {
+		if q.skips(schedule.PrefillLeg, r) {
+			q.skipped = append(q.skipped, r)
+		}
+	}
+	for _, r := range q.plan.Decode {
+		if q.skips(schedule.DecodeLeg, r) {
+			q.skipped = append(q.skipped, r)
 		}
 	}
 	for {

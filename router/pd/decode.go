@@ -44,6 +44,11 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		}
 		choice, ok := q.acquireDecode(kind)
 		if !ok {
+			if waited, answered := q.awaitLimits(q.candidates(kind)); waited {
+				continue
+			} else if answered {
+				return legAnswered
+			}
 			if q.refuseAtCapacity(kind, q.candidates(kind)) {
 				return legAnswered
 			}

@@ -16,12 +16,12 @@ import (
 // before its prefill, and the engine leases the blocks of an unread handle until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
-	if !opt.Fleet.HasLimits() {
+	if !opt.Fleet.HasLimits() && !q.bindLate {
 		return opt.Scheduler.Choose(query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
 	for _, c := range query.Candidates {
-		if opt.Fleet.AtCapacity(c) {
+		if q.skips(query.Leg, c) {
 			q.skipped = append(q.skipped, c)
 		}
 	}
@@ -40,24 +40,21 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 	}
 }
 
+// skips reports whether a choice leaves a rank out: it is at a load limit or, if the choice was left
+// for later, has no capacity.
+func (q *request) skips(leg schedule.LegKind, r *worker.Rank) bool {
+	if q.bindLate {
+		return !q.isFree(leg, r)
+	}
+	return q.settings.Fleet.AtCapacity(r)
+}
+
 // refuseAtCapacity answers with 429 if every candidate that has not failed the request is at a load
 // limit. It answers with 503 if all of them are at the limit because their breakers are half open
 // and already try one request. It returns false without an answer if no candidate remains or one of
 // them is below its limits.
 func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Rank) bool {
-	full, halfOpen := 0, 0
-	for _, c := range candidates {
-		if q.isExcluded(c) {
-			continue
-		}
-		if !q.settings.Fleet.AtCapacity(c) && !slices.Contains(q.skipped, c) {
-			return false
-		}
-		full++
-		if q.settings.Fleet.HalfOpenBusy(c) {
-			halfOpen++
-		}
-	}
+	full, halfOpen := q.countFull(candidates)
 	switch full {
 	case 0:
 		return false
@@ -71,9 +68,42 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 	return true
 }
 
+// countFull returns how many candidates that have not failed the request are at a load limit, and of
+// these how many because they are half open. It returns 0 if one is below its limits.
+func (q *request) countFull(candidates []*worker.Rank) (full, halfOpen int) {
+	for _, c := range candidates {
+		if q.isExcluded(c) {
+			continue
+		}
+		if !q.settings.Fleet.AtCapacity(c) && !slices.Contains(q.skipped, c) {
+			return 0, 0
+		}
+		full++
+		if q.settings.Fleet.HalfOpenBusy(c) {
+			halfOpen++
+		}
+	}
+	return full, halfOpen
+}
+
+// awaitLimits lets a request wait that found every candidate of its first leg at a load limit, because
+// others were faster. It returns false if it may not wait, or has been answered.
+func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool) {
+	if q.class == nil || q.legSent || q.resumption != nil || q.attempt > 1 || !q.waitsForAdmission() {
+		return false, false
+	}
+	if full, halfOpen := q.countFull(candidates); full == halfOpen {
+		return false, false
+	}
+	if !q.enqueue(q.newWaiter()) {
+		return false, true
+	}
+	return true, false
+}
+
 // admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity.
 func (q *request) admitDecode() bool {
-	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() {
+	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() || q.class != nil && q.waitsForAdmission() {
 		return true
 	}
 	q.skipped = q.skipped[:0]

@@ -245,6 +245,7 @@ func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) sche
 		Excluded:          q.excluded,
 		RequestID:         q.id,
 		Attempt:           q.attemptsBefore + q.attempt,
+		Unseen:            !q.stream,
 	}
 	q.sessionHint(&query)
 	if q.expectedOutput > 0 {

@@ -63,6 +63,7 @@ type runState struct {
 	req      *front.RequestInfo // x.Request()
 
 	clientPart
+	admissionPart
 	planPart
 	legsPart
 	answerPart
@@ -175,7 +176,7 @@ func (q *request) recycle() {
 	r.endTurn(&q.turn, q.turnResult)
 	q.prefillLeg.abandon()
 	q.decodeLeg.monitor.Reset()
-	q.reservedDecode.Reservation.Release()
+	q.releaseAdmitted()
 	if q.answerLease != nil {
 		q.answerLease.Release()
 	}

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/relay"
+	"sluice/router/admission"
 	"sluice/router/blockhash"
 	"sluice/router/config"
 	"sluice/router/fleet"
@@ -53,6 +54,10 @@ type Observer interface {
 	FirstToken(endpoint string, took time.Duration)
 	// Streamed counts a stream that has ended.
 	Streamed(endpoint string, res *relay.Result)
+	admission.Observer
+	// AdmissionRefused counts a request that was refused because it may not wait, has waited too long
+	// or cannot meet its target.
+	AdmissionRefused(class, tenant string, reason front.Reason)
 	// Cached records the cached tokens that the runner predicted and those that the engine
 	// reported; actual is -1 if the engine reported none.
 	Cached(id worker.ID, promptTokens, predicted, actual int)
@@ -135,6 +140,8 @@ type Runner struct {
 	waiting              atomic.Int64  // see Waiting
 	downMonitors         *sweeper.Sweeper[abort.DownMonitor]
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
+	admission            *admission.Controller
+	emptySince           map[string]time.Time // by model: since when waiting requests have had no worker; used by the dispatcher alone
 	migratable           migratableStreams
 	stored               storedResponses
 	probes               abort.Probes
@@ -143,6 +150,13 @@ type Runner struct {
 
 // Waiting returns the number of requests that wait for a healthy worker.
 func (r *Runner) Waiting() int64 { return r.waiting.Load() }
+
+// Admission returns the queue of requests that wait for a rank.
+func (r *Runner) Admission() *admission.Controller { return r.admission }
+
+func (r *Runner) countRefusal(class, tenant string, reason front.Reason) {
+	r.options().Observer.AdmissionRefused(class, tenant, reason)
+}
 
 // LeasedHandles returns the number of handles whose blocks a prefill engine keeps because decode has not
 // answered yet.
@@ -159,12 +173,18 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
+	r := &Runner{emptySince: map[string]time.Time{}, downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
 	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err
 	}
 	r.current.Store(s)
+	queue := admission.Settings{Classes: []admission.Class{{Name: config.DefaultClassName}}}
+	if s.admission != nil {
+		queue = s.admission.queue
+	}
+	r.admission = admission.NewController(queue, opt.Observer)
+	opt.Scheduler.SetOnCapacity(r.admission.Wake)
 	r.requests.New, r.concurrentPrefills.New = func() *request { return new(request) }, r.newConcurrentPrefill
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.SetTransferRate(func(from, to *worker.Rank) float64 { return w.RatesFrom(from).NSPerToken(int(to.Slot)) / 1e6 })
@@ -203,7 +223,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	if !q.selectWorkers() || !q.resolvePool() {
 		return
 	}
-	if !q.applySteering() || !q.routeToStored() || !q.beginTurn() {
+	if !q.readAdmission() || !q.applySteering() || !q.routeToStored() || !q.beginTurn() {
 		return
 	}
 	q.settings.Fleet.CreditRequest(q.pool)
@@ -235,10 +255,13 @@ func (r *Runner) ServeInference(x front.Exchange) {
 		}
 	}
 	q.setEntryPlan()
-	if !q.admitDecode() {
+	if q.class == nil && !q.admitDecode() {
 		return
 	}
 	x.MarkDispatched()
+	if !q.awaitAdmission() {
+		return
+	}
 	if q.plan.Family == nil {
 		q.runWhole()
 	} else {

@@ -9,13 +9,18 @@ type settings struct {
 	r        *Runner
 	defaults modelPD
 	models   map[string]*modelPD
-	pins     pinPolicy
+	pins     clientPolicy
+	// admission is nil if requests do not wait.
+	admission *admissionSettings
 }
 
 func newSettings(r *Runner, opt Options) (*settings, error) {
 	s := &settings{Options: opt, r: r, models: make(map[string]*modelPD, len(opt.Models))}
 	var err error
-	if s.pins, err = newPinPolicy(opt.Steering.Pins); err != nil {
+	if s.pins, err = newClientPolicy("steering.pinning", opt.Steering.Pins); err != nil {
+		return nil, err
+	}
+	if s.admission, err = newAdmissionSettings(&s.Admission, opt.AdmissionBytes); err != nil {
 		return nil, err
 	}
 	if s.defaults, err = newModelPD(opt.PD); err != nil {
@@ -45,6 +50,9 @@ func (r *Runner) Reload(opt Options) error {
 	}
 	r.current.Store(s)
 	r.sessions.SetOptions(now.Sessions)
+	if s.admission != nil { // else those that wait are dispatched by the settings of their beginning
+		r.admission.Reload(s.admission.queue)
+	}
 	return nil
 }
 

@@ -41,14 +41,15 @@ func (s *steering) isSet() bool {
 	return s.stored != nil || s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
 }
 
-// pinPolicy says which clients may name workers.
-type pinPolicy struct {
+// clientPolicy says which clients may do something, by their addresses.
+type clientPolicy struct {
 	any      bool
 	unix     bool // callers that use the Unix socket of the engine API
 	networks []netip.Prefix
 }
 
-func newPinPolicy(list []string) (p pinPolicy, err error) {
+// newClientPolicy reads the list of the configuration's field.
+func newClientPolicy(field string, list []string) (p clientPolicy, err error) {
 	for _, w := range list {
 		switch w {
 		case "any":
@@ -59,7 +60,7 @@ func newPinPolicy(list []string) (p pinPolicy, err error) {
 		default:
 			n, err := netip.ParsePrefix(w)
 			if err != nil {
-				return p, fmt.Errorf("pd: cannot read steering.pinning %q: want a network (10.0.0.0/8), unix, any, or off", w)
+				return p, fmt.Errorf("pd: cannot read %s %q: want a network (10.0.0.0/8), unix, any, or off", field, w)
 			}
 			p.networks = append(p.networks, n.Masked())
 		}
@@ -67,7 +68,7 @@ func newPinPolicy(list []string) (p pinPolicy, err error) {
 	return p, nil
 }
 
-func (p *pinPolicy) allow(ip netip.Addr, unix bool) bool {
+func (p *clientPolicy) allow(ip netip.Addr, unix bool) bool {
 	return p.any || p.unix && unix || slices.ContainsFunc(p.networks, func(n netip.Prefix) bool { return n.Contains(ip) })
 }
 

@@ -110,7 +110,9 @@ type Entry struct {
 	Tokenize Span
 	Choices  []Choice
 	Legs     []Leg
-	Queue    Span // the first wait for a worker; Queue.Took is the sum of all waits
+	Queue    Span   // the first wait for a worker; Queue.Took is the sum of all waits
+	Class    string // admission class; "" if there is one class and the request did not wait
+	Tenant   string // of an admission class
 	Plan     string
 	Family   string // of the hand-over; "" for none
 	Fallback string // the kind of the last departure from the plan
@@ -244,6 +246,11 @@ func (e *Entry) AddWait(began time.Time) {
 		}
 		e.Queue.Took += time.Since(began)
 	})
+}
+
+// SetClass records the admission class and the tenant of the request.
+func (e *Entry) SetClass(class, tenant string) {
+	e.change(func() { e.Class, e.Tenant = class, tenant })
 }
 
 // SetTokenized records that finding the prompt's tokens ended now.

@@ -54,6 +54,7 @@ type choiceContext struct {
 	transferRates *completion.Row  // measured transfers from the prefill rank; nil: none, or the rate is fixed
 	textOnly      bool             // no tokens were found: Approx applies to every rank
 	leadingWork   worker.Work
+	unseen        bool
 	now           int64 // ns since the scheduler's start
 }
 
@@ -78,7 +79,7 @@ func (s *Scheduler) temperature(q *Query) float64 {
 }
 
 func (s *Scheduler) newChoiceContext(q *Query) choiceContext {
-	f := choiceContext{weights: &s.currentSettings().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, promptKnown: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
+	f := choiceContext{weights: &s.currentSettings().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, promptKnown: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens), unseen: q.Unseen,
 		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, leadingWork: worker.Prefilling}
 	if q.OverlapWeight != nil {
 		own := s.currentSettings().weights

@@ -51,6 +51,9 @@ type Query struct {
 	ApproxBlockTokens int
 	// MaxTokens is the client's limit; 0 unknown.
 	MaxTokens int
+	// Unseen says that the router does not see the first token of a whole leg, because its answer is
+	// not streamed.
+	Unseen bool
 	// Keys are the prompt's sequence hashes in blocks of KeyTokens tokens, by which it is
 	// recognised before events report it; nil disables that. They are borrowed for the call.
 	Keys      []blockhash.Seq

@@ -19,6 +19,8 @@ type Reservation struct {
 	s            *Scheduler
 	rank         *worker.Rank
 	leg          LegKind
+	noPull       bool // see SetNoPull
+	unseen       bool // the router does not see the first token
 	prompt       int32
 	cached       int32 // predicted
 	reported     int32 // by the engine, -1 unknown
@@ -33,7 +35,7 @@ type Reservation struct {
 	depth     int32 // predicted blocks
 	size      int32 // tokens per block
 	generated int64
-	noPull    bool         // see SetNoPull
+	pending   int64        // ns of work until the first token, as counted in Rank.PendingWork
 	started   int64        // ns since the scheduler's start
 	first     atomic.Int64 // ns since the scheduler's start; 0: no first token yet
 	state     atomic.Uint32
@@ -50,9 +52,11 @@ func (res *Reservation) fill(s *Scheduler, f *choiceContext, t *candidateState) 
 	res.prompt, res.cached, res.reported, res.started = int32(f.promptKnown), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
 	res.tokensBefore, res.blocksBefore, res.generated, res.noPull = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
+	res.unseen, res.pending = f.unseen && f.leg == WholeLeg, int64(max(0, f.prompt-int(t.cached)))*int64(t.price[worker.Pulling])
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a fully cached prompt.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
+		res.pending = res.prefill * int64(t.price[worker.Prefilling])
 		res.ns[0] = int64(s.currentSettings().weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
 	}
 	if f.leg != PrefillLeg {
@@ -88,7 +92,7 @@ func (res *Reservation) reserve(s *Scheduler, f *choiceContext, t *candidateStat
 	if res.work > 0 {
 		r.DecodeWork.Add(res.work)
 	}
-	r.Requests.Add(1)
+	res.begin()
 	s.load.add(r.Slot, res.ns[0], res.ns[1])
 	return true
 }
@@ -102,7 +106,7 @@ func (res *Reservation) publish() {
 		res.rank.DecodeBlocks.Add(res.blocks)
 		res.rank.DecodeWork.Add(res.work)
 	}
-	res.rank.Requests.Add(1)
+	res.begin()
 }
 
 // Remaining returns how much longer the prefill is expected to take: the time for the tokens
@@ -128,6 +132,7 @@ func (res *Reservation) PrefillDone() {
 }
 
 func (res *Reservation) releasePrefill() {
+	res.endPending()
 	if res.prefill != 0 {
 		res.rank.PrefillTokens.Add(-res.prefill)
 		res.s.load.add(res.rank.Slot, -res.ns[0], 0)
@@ -177,6 +182,10 @@ func (res *Reservation) Release() {
 		res.s.load.add(res.rank.Slot, 0, -res.ns[1])
 	}
 	res.rank.Requests.Add(-1)
+	if res.unseen {
+		res.rank.Unseen.Add(-1)
+	}
+	res.s.notifyCapacity()
 	if old&prefillDone != 0 {
 		res.s.observe(res, res.s.now())
 	}

@@ -57,6 +57,7 @@ type Scheduler struct {
 	expiredAt    atomic.Int64           // when small pools were last checked for expired rates
 	nextTurn     [numLegs]atomic.Uint64 // round robin; per leg, because two legs over two workers each would otherwise always meet the same
 	observer     atomic.Pointer[func(*Event)]
+	onCapacity   atomic.Pointer[func()]
 	scratch      objpool.Pool[scratch]
 	jointStates  objpool.Pool[jointState]
 	transferRate atomic.Pointer[TransferRate]

@@ -97,6 +97,15 @@ type Rank struct {
 	Computed      atomic.Int64 // prompt tokens computed so far; monotonic
 	Requests      atomic.Int64 // requests placed and not ended
 
+	// Requests of this router that wait for their first token: their number, their expected work in ns,
+	// and when the first of them began, by the scheduler's clock. Unseen are those whose first token
+	// the router does not see; their work is expected to be done at UnseenUntil.
+	Pending     atomic.Int64
+	PendingWork atomic.Int64
+	HeadSince   atomic.Int64
+	Unseen      atomic.Int64
+	UnseenUntil atomic.Int64
+
 	// Price is the cost of work on this rank in ns per unit, by Work, as the scheduler has learned
 	// it; 0: the fleet's.
 	Price [NumWork]atomic.Int64

@@ -412,7 +412,10 @@ func TestConcurrentPrefillUsesBodyBudget(t *testing.T) {
 		<-free
 		harness.ReplyJSON(w, 200, harness.WholeAnswer)
 	})
-	r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(c *config.Config) { c.Limits.MaxBody, c.Limits.BodyBudget = 64<<10, 256<<10 }),
+	r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(c *config.Config) {
+		c.Limits.MaxBody, c.Limits.BodyBudget = 64<<10, 256<<10
+		c.Admission.Mode = "off" // all are sent at once
+	}),
 		p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%s"}]}`, strings.Repeat("word ", 8<<10))
 	answers := make(chan *harness.Answer, 3)

@@ -50,7 +50,7 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	var mu sync.Mutex
 	slow := func(o *sim.Options) { o.Speed = 0.05 }
 	a, b := harness.StartSim(t, slow), harness.StartSim(t, slow)
-	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.RankRequests = 2 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.RankRequests, c.Admission.Mode = 2, "off" }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	stop := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -112,6 +112,7 @@ func TestPerWorkerLimits(t *testing.T) {
 			w.Ranks = []uint16{0, 1}
 			c.own(&w)
 			r := harness.StartRouter(t, func(cfg *config.Config) {
+				cfg.Admission.Mode = "off"
 				if cfg.Limits.RankRequests = 1; c.name == "max_requests" {
 					cfg.Limits.RankRequests = 0
 				}
@@ -153,7 +154,7 @@ func TestPerWorkerLimits(t *testing.T) {
 // decode pool is at capacity.
 func TestOverloadedDecodeIsDetectedBeforePrefill(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.RankRequests = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.RankRequests, c.Admission.Mode = 1, "off" }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	var rank *worker.Rank
 	for _, w := range r.Fleet.View().Workers {
 		if w.Spec.ID == "d0" {

@@ -54,6 +54,7 @@ func logFull(l *requestlog.Log, id string) {
 	e.Tokenize.Took = 1500 * time.Microsecond
 	e.SetPlan("disaggregated", "nixl")
 	e.SetFallback("decode_only")
+	e.SetClass("interactive", "team-b")
 	e.AddRetry()
 	e.AddMigration()
 	e.EndLeg(e.StartLeg("prefill", "p0", 2, 16, received), "ok", 20*time.Millisecond)
@@ -79,7 +80,7 @@ func TestLine(t *testing.T) {
 	}
 	want := map[string]any{
 		"time": "2026-03-04T04:06:07.089Z", "msg": "request", "request_id": "r1", "client": "10.1.2.3", "key": `team "a"`, "endpoint": "/v1/chat/completions", "model": "m\n1",
-		"stream": true, "status": 200., "plan": "disaggregated", "family": "nixl", "fallback": "decode_only", "prefill_worker": "p0", "prefill_rank": 2.,
+		"stream": true, "status": 200., "plan": "disaggregated", "family": "nixl", "fallback": "decode_only", "class": "interactive", "tenant": "team-b", "prefill_worker": "p0", "prefill_rank": 2.,
 		"decode_worker": "d0", "decode_rank": 1., "prompt_tokens": 31., "predicted_cached_tokens": 16., "cached_tokens": 12., "output_tokens": 7., "events": 9.,
 		"queue_ms": 2., "tokenize_ms": 1.5, "ttft_ms": 33., "itl_p50_ms": 15., "itl_p99_ms": 19.9, "total_ms": 1234.567, "request_bytes": 345., "response_bytes": 987.,
 		"retries": 1., "migrations": 1., "transfer": "done", "transfer_bytes": 4096., "transfer_ms": 1.,

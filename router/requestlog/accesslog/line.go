@@ -40,6 +40,10 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 	b = appendText(b, "plan", e.Plan)
 	b = appendText(b, "family", e.Family)
 	b = appendText(b, "fallback", e.Fallback)
+	b = appendText(b, "class", e.Class)
+	if e.Tenant != e.Key {
+		b = appendText(b, "tenant", e.Tenant)
+	}
 	predicted := -1
 	if l := e.Leg("prefill"); l != nil {
 		b = appendRank(b, "prefill", l)

@@ -1,0 +1,328 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/bench/testwait"
+	"sluice/router/apikey"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// oneAtATime bounds the rank to one request, so that all others wait in the router.
+func oneAtATime(c *config.Config) { c.Limits.RankRequests = 1 }
+
+// hang makes an engine hold back all answers until release.
+func hang(e *sim.Engine) (release func()) {
+	return harness.DelayAnswers(sim.Fault{Path: "/v1/chat"}, e)
+}
+
+func waiting(r *harness.Router, class string) int {
+	return int(r.Metric(`sluice_admission_waiting_requests{class="` + class + `"}`))
+}
+
+// wantEmpty checks that nothing waits and nothing is reserved.
+func wantEmpty(t *testing.T, r *harness.Router, engines ...*sim.Engine) {
+	t.Helper()
+	harness.WantIdle(t, r, 30*time.Second, engines...)
+	for _, line := range strings.Split(string(harness.Get(t, r.URL+"/metrics").Body), "\n") {
+		if strings.HasPrefix(line, "sluice_admission_waiting") && !strings.HasSuffix(line, " 0") {
+			t.Errorf("%s after everything has ended", line)
+		}
+	}
+	for _, k := range r.AllRanks() {
+		if a, b, c := k.Pending.Load(), k.PendingWork.Load(), k.Unseen.Load(); a != 0 || b != 0 || c != 0 {
+			t.Errorf("rank %s: %d requests pending with %d ns of work, %d unseen; want none", k.ID, a, b, c)
+		}
+	}
+}
+
+// clients send requests without streaming, and record those that do not get a response of an engine.
+type clients struct {
+	mu      sync.Mutex
+	refused []string
+	wg      sync.WaitGroup
+}
+
+func (o *clients) send(t *testing.T, r *harness.Router, name string, headers ...string) {
+	o.wg.Go(func() {
+		a, err := harness.TryPost(context.Background(), r.URL+"/v1/chat/completions", harness.ChatOf("words of "+name), append(headers, "X-Request-Id", name)...)
+		switch {
+		case err != nil:
+			t.Error(err)
+		case a.Status != 200:
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.refused = append(o.refused, fmt.Sprintf("%s %d %s", name, a.Status, a.Header.Get("X-Sluice-Reason")))
+		}
+	})
+}
+
+// wait waits for all responses and returns the requests in the order in which the engine received
+// them, and those that were refused.
+func (o *clients) wait(e *sim.Engine) (served, refused string) {
+	o.wg.Wait()
+	return fmt.Sprint(harness.Ids(harness.GenerateRequests(e))), fmt.Sprint(o.refused)
+}
+
+// TestClassesTenantsAndTargets: with one place, waiting requests start by class, then in turns by
+// tenant, then by target.
+func TestClassesTenantsAndTargets(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) {
+		oneAtATime(c)
+		c.Admission.Trusted = []string{"any"}
+		c.Admission.UnmetTarget = "late"
+		c.Admission.MinShare, c.Admission.MaxWait = 0, 2*time.Minute
+		c.Admission.Classes = []config.AdmissionClass{{Name: "interactive", Priorities: []string{"-9..-1"}}, {Name: "standard", Priorities: []string{"0"}}, {Name: "batch", Priorities: []string{"1..9"}}}
+		c.Admission.DefaultClass = "standard"
+	}, harness.SimWorker(e, worker.Aggregated, "a"))
+	release := hang(e)
+	defer release()
+	var o clients
+	await := func(class string, n int) {
+		testwait.UntilWithin(t, 20*time.Second, "it waits", func() bool { return waiting(r, class) == n })
+	}
+	o.send(t, r, "first")
+	testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool {
+		return e.Stats().Sum().Running+e.Stats().Sum().Waiting > 0 || len(harness.GenerateRequests(e)) > 0
+	})
+	o.send(t, r, "batch", "X-Sluice-Priority", "batch")
+	await("batch", 1)
+	o.send(t, r, "a1", "X-Sluice-Tenant", "a")
+	await("standard", 1)
+	o.send(t, r, "a2", "x-llm-d-inference-fairness-id", "a")
+	await("standard", 2)
+	o.send(t, r, "a3", "X-Sluice-Tenant", "a", "X-Sluice-Deadline-Ms", "50000")
+	await("standard", 3)
+	o.send(t, r, "b1", "X-Sluice-Tenant", "b")
+	await("standard", 4)
+	o.send(t, r, "number", "X-Sluice-Priority", "-5")
+	await("interactive", 1)
+	o.send(t, r, "objective", "x-llm-d-inference-objective", "interactive")
+	await("interactive", 2)
+
+	for _, bad := range [][2]string{{"X-Sluice-Priority", "urgent"}, {"X-Sluice-Deadline-Ms", "soon"}, {"x-slo-ttft-ms", "-1"}, {"X-Sluice-Tenant", strings.Repeat("x", 200)}} {
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), bad[0], bad[1])
+		harness.WantReason(t, a, 400, "bad_header")
+		if message, _, _ := a.ErrorOf(t); !strings.Contains(message, bad[0]) {
+			t.Errorf("the error %q does not name %s", message, bad[0])
+		}
+	}
+	release()
+	got, refused := o.wait(e)
+	// The tenants take turns. a3 starts first of its tenant's: its deadline is earlier than half of the
+	// longest wait, by which requests without targets are ordered.
+	if want := "[first number objective a3 b1 a1 a2 batch]"; got != want || refused != "[]" {
+		t.Errorf("requests started in the order %s, refused %s; want %s and none", got, refused, want)
+	}
+	for _, rec := range harness.GenerateRequests(e) {
+		for _, h := range rec.Headers {
+			if n := strings.ToLower(h.Name); strings.HasPrefix(n, "x-llm-d-") || strings.HasPrefix(n, "x-slo") || strings.HasPrefix(n, "x-sluice-") && n != "x-sluice-via" {
+				t.Errorf("the engine received the header %s", h.Name)
+			}
+		}
+	}
+	rec := r.Outcome(t, "batch")
+	if notes := fmt.Sprint(rec.Notes); !strings.Contains(notes, "admission: waited") || !strings.Contains(notes, "class batch") {
+		t.Errorf("the explain record of a request that waited has the notes %s", notes)
+	}
+	wantEmpty(t, r, e)
+}
+
+// TestKeysSelectClasses: without a trusted address, a request may ask for the classes of its key only.
+func TestKeysSelectClasses(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	log := filepath.Join(t.TempDir(), "access.log")
+	goldKey, plainKey := apikey.New(), apikey.New()
+	gold := config.APIKey{Name: "gold", SHA256: apikey.HashOf(goldKey).String(), Classes: []string{"standard", "interactive"}, Weight: 2}
+	plain := config.APIKey{Name: "plain", SHA256: apikey.HashOf(plainKey).String()}
+	r := harness.StartRouter(t, func(c *config.Config) {
+		c.APIKeys = []config.APIKey{gold, plain}
+		c.AccessLog.Output = "file:" + log
+		c.Admission.Classes = []config.AdmissionClass{{Name: "interactive"}, {Name: "standard"}, {Name: "batch", Models: []string{"sim"}}}
+	}, harness.SimWorker(e, worker.Aggregated, "a"))
+	for _, c := range []struct{ key, asks, class string }{
+		{goldKey, "", "standard"}, {goldKey, "interactive", "interactive"}, {goldKey, "batch", "standard"}, {plainKey, "", "batch"}, {plainKey, "interactive", "batch"},
+	} {
+		headers := []string{"Authorization", "Bearer " + c.key, "X-Request-Id", c.key[len(c.key)-4:] + c.asks, "X-Sluice-Tenant", "other"}
+		if c.asks != "" {
+			headers = append(headers, "X-Sluice-Priority", c.asks)
+		}
+		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), headers...); a.Status != 200 {
+			t.Fatalf("%+v: status %d: %s", c, a.Status, a.Body)
+		}
+		var line map[string]any
+		testwait.UntilWithin(t, 10*time.Second, "the access log has the request", func() bool {
+			text, _ := os.ReadFile(log)
+			for l := range strings.Lines(string(text)) {
+				if json.Unmarshal([]byte(l), &line) == nil && line["request_id"] == headers[3] {
+					return true
+				}
+			}
+			return false
+		})
+		if line["class"] != c.class || line["tenant"] != nil {
+			t.Errorf("%+v: class %v, tenant %v in the access log; want %s and none", c, line["class"], line["tenant"], c.class)
+		}
+	}
+}
+
+// TestFullQueue: the queue's bounds refuse with a reason and Retry-After; a higher class takes the
+// place of a lower one; a wait ends after max_wait.
+func TestFullQueue(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) {
+		oneAtATime(c)
+		c.Admission.Trusted = []string{"any"}
+		c.Admission.MaxRequests = 2
+		c.Admission.Classes = []config.AdmissionClass{{Name: "high"}, {Name: "low"}}
+		c.Admission.DefaultClass = "low"
+	}, harness.SimWorker(e, worker.Aggregated, "a"))
+	release := hang(e)
+	defer release()
+	var o clients
+	o.send(t, r, "first")
+	testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool { return len(harness.GenerateRequests(e)) > 0 })
+	o.send(t, r, "low1")
+	testwait.UntilWithin(t, 20*time.Second, "one waits", func() bool { return waiting(r, "low") == 1 })
+	o.send(t, r, "low2")
+	testwait.UntilWithin(t, 20*time.Second, "two wait", func() bool { return waiting(r, "low") == 2 })
+	began := time.Now()
+	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+	harness.WantReason(t, a, 429, "admission_queue_full")
+	if a.Header.Get("Retry-After") == "" {
+		t.Error("a refusal without Retry-After")
+	}
+	t.Logf("refused within %v", time.Since(began))
+	o.send(t, r, "high", "X-Sluice-Priority", "high")
+	testwait.UntilWithin(t, 20*time.Second, "the higher class has a place", func() bool { return waiting(r, "high") == 1 && waiting(r, "low") == 1 })
+	release()
+	if served, refused := o.wait(e); served != "[first high low1]" || refused != "[low2 429 admission_queue_full]" {
+		t.Errorf("served %s, refused %s; want first, high and low1 served, and low2 refused", served, refused)
+	}
+	wantEmpty(t, r, e)
+}
+
+// TestWaitEnds: max_wait, a deadline and a disconnect end a wait.
+func TestWaitEnds(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) {
+		oneAtATime(c)
+		c.Admission.Classes = []config.AdmissionClass{{Name: "brief", MaxWait: 300 * time.Millisecond}, {Name: "long"}}
+		c.Admission.Trusted, c.Admission.DefaultClass = []string{"any"}, "long"
+	}, harness.SimWorker(e, worker.Aggregated, "a"))
+	release := hang(e)
+	defer release()
+	var o clients
+	o.send(t, r, "first")
+	testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool { return len(harness.GenerateRequests(e)) > 0 })
+	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Priority", "brief"), 429, "admission_timeout")
+	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Deadline-Ms", "300"), 504, "deadline")
+
+	var left []time.Duration
+	for range 5 {
+		c := harness.StartRequest(t, r, "leaves", harness.Chat(""))
+		testwait.UntilWithin(t, 20*time.Second, "it waits", func() bool { return waiting(r, "long") == 1 })
+		at := c.Disconnect()
+		testwait.UntilWithin(t, 20*time.Second, "it has left the queue", func() bool { return waiting(r, "long") == 0 })
+		left = append(left, time.Since(at))
+	}
+	if m := testwait.Median(left...); m > 100*time.Millisecond {
+		t.Errorf("a client that disconnected left the queue after %v (%v); want at most 100ms", m, left)
+	}
+	release()
+	o.wg.Wait()
+	if n := len(harness.GenerateRequests(e)); n != 1 {
+		t.Errorf("the engine received %d requests; want the first alone", n)
+	}
+	wantEmpty(t, r, e)
+}
+
+// TestSoakWithFullQueue: disconnects, lost workers and reloads while the queue is full. In the end all counters
+// are zero, and every request has ended.
+func TestSoakWithFullQueue(t *testing.T) {
+	rounds := 3
+	if os.Getenv("SLUICE_SOAK") != "" {
+		rounds = 40
+	}
+	slow := func(o *sim.Options) { slowPrefill(o); o.Speed = 4 }
+	engines := []*sim.Engine{harness.StartSim(t, slow), harness.StartSim(t, slow)}
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	write := func(i int) {
+		harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: off}\nworkers:\n  - {id: a, url: %s}\n  - {id: b, url: %s}\nadmission:\n  max_requests: %d\n  max_wait: 5s\n  trusted: [any]\n  classes:\n    - {name: high}\n    - {name: low, min_share: 0.%d}\n",
+			engines[0].URL(), engines[1].URL(), 60+i%3*20, 1+i%3))
+	}
+	write(0)
+	r := harness.LaunchConfigured(t, path)
+	r.AwaitReady(t)
+	var sent, ended, disconnected atomic.Int64
+	var mu sync.Mutex
+	outcomes := map[string]int{}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 150 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				if (i+n)%5 == 0 {
+					time.AfterFunc(time.Duration(20+(i*37+n*11)%400)*time.Millisecond, cancel)
+				}
+				sent.Add(1)
+				s, err := stream(ctx, r.URL, i*1000+n, "X-Sluice-Priority", []string{"high", "low"}[i%2], "X-Sluice-Tenant", fmt.Sprint("t", i%7))
+				if err != nil {
+					disconnected.Add(1)
+				}
+				cancel()
+				ended.Add(1)
+				mu.Lock()
+				outcomes[fmt.Sprint(s.status, " ", s.reason)]++
+				mu.Unlock()
+				if s.status == 429 || s.status == http.StatusServiceUnavailable {
+					testwait.Pace(50 * time.Millisecond)
+				}
+			}
+		})
+	}
+	for i := range rounds {
+		testwait.UntilWithin(t, 30*time.Second, "the queue is full", func() bool { return waiting(r, "high")+waiting(r, "low") > 30 })
+		write(i + 1)
+		if _, err := r.Reload(context.Background(), false); err != nil {
+			t.Fatal(err)
+		}
+		lost := engines[i%2]
+		lost.Crash()
+		testwait.UntilWithin(t, 30*time.Second, "the worker is lost", func() bool { return r.State([]string{"a", "b"}[i%2]) != worker.Ready })
+		testwait.Pace(300 * time.Millisecond)
+		lost.Restart()
+		testwait.UntilWithin(t, 30*time.Second, "the worker is back", func() bool { return r.State([]string{"a", "b"}[i%2]) == worker.Ready })
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d requests, %d disconnected: %v", sent.Load(), disconnected.Load(), outcomes)
+	if outcomes["200 "] == 0 || disconnected.Load() == 0 || ended.Load() != sent.Load() {
+		t.Errorf("%d of %d requests ended, %d disconnected: %v", ended.Load(), sent.Load(), disconnected.Load(), outcomes)
+	}
+	wantEmpty(t, r, engines...)
+}

@@ -1,0 +1,95 @@
+package obs
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/admission"
+)
+
+// maxTenants bounds the tenants with series of their own; the others are counted as "other".
+const maxTenants = 200
+
+// noTenant is the label of requests without a tenant.
+const noTenant = "none"
+
+// admissionMetrics are the metrics of requests that wait for a rank.
+type admissionMetrics struct {
+	classes labelMap[string, admissionClass]
+	refused labelMap[[2]string, counter] // by class and reason
+	tenants labelMap[[2]string, counter] // by tenant and outcome
+}
+
+// admissionClass has the counts of one class.
+type admissionClass struct {
+	enqueued            counter
+	ended               labelMap[string, counter] // by outcome
+	wait, forecastError *histogram
+}
+
+func (a *admissionMetrics) init() {
+	a.classes.bound, a.classes.overflow = 100, otherWord
+	a.classes.create = func(string) *admissionClass {
+		return &admissionClass{wait: newHistogram(queueBounds, false), forecastError: newHistogram(queueBounds, false)}
+	}
+	a.refused.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
+	a.tenants.bound = maxTenants * 5
+	a.tenants.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
+}
+
+func tenantLabel(tenant string) string {
+	if tenant == "" {
+		return noTenant
+	}
+	return tenant
+}
+
+// Enqueued implements admission.Observer.
+func (m *Metrics) Enqueued(class, tenant string) { m.admission.classes.get(class).enqueued.Add(1) }
+
+// Dequeued implements admission.Observer.
+func (m *Metrics) Dequeued(class, tenant string, outcome admission.Outcome, waited, forecast time.Duration) {
+	c := m.admission.classes.get(class)
+	c.ended.get(outcome.String()).Add(1)
+	m.admission.tenants.get([2]string{tenantLabel(tenant), outcome.String()}).Add(1)
+	if outcome != admission.Dispatched {
+		return
+	}
+	c.wait.observe(waited)
+	if forecast >= 0 {
+		c.forecastError.observe((waited - forecast).Abs())
+	}
+}
+
+// AdmissionRefused implements pd.Observer.
+func (m *Metrics) AdmissionRefused(class, tenant string, reason front.Reason) {
+	m.admission.refused.get([2]string{class, string(reason)}).Add(1)
+	m.admission.tenants.get([2]string{tenantLabel(tenant), "refused"}).Add(1)
+}
+
+// ExposeAdmission makes each scrape report what waits in each class.
+func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
+	m.addCollector(func(p *page) {
+		for _, c := range classes() {
+			labels := labelPairs("class", c.Class)
+			p.add("sluice_admission_waiting_requests", labels, float64(c.Requests))
+			p.add("sluice_admission_waiting_tokens", labels, float64(c.Tokens))
+			p.add("sluice_admission_oldest_wait_seconds", labels, c.Oldest.Seconds())
+		}
+	})
+}
+
+func (a *admissionMetrics) collect(p *page) {
+	classes := a.classes.all()
+	for _, name := range slices.Sorted(maps.Keys(classes)) {
+		c := classes[name]
+		p.add("sluice_admission_enqueued_total", labelPairs("class", name), float64(c.enqueued.Get()))
+		addMap(p, "sluice_admission_ended_total", &c.ended, func(outcome string) []string { return []string{"class", name, "outcome", outcome} })
+		c.wait.collect(p, "sluice_admission_wait_seconds", "class", name)
+		c.forecastError.collect(p, "sluice_admission_forecast_error_seconds", "class", name)
+	}
+	addMap(p, "sluice_admission_refused_total", &a.refused, func(k [2]string) []string { return []string{"class", k[0], "reason", k[1]} })
+	addMap(p, "sluice_admission_tenant_requests_total", &a.tenants, func(k [2]string) []string { return []string{"tenant", k[0], "outcome", k[1]} })
+}

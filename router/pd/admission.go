@@ -1,0 +1,401 @@
+package pd
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/admission"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// chosenPrefill is the choice of a prefill leg that was made while the request waited, with the joint
+// choice of which it is a part.
+type chosenPrefill struct {
+	choice schedule.Choice
+	joint  *schedule.JointChoice
+}
+
+// awaitAdmission lets the request wait until a rank can start it soon. In that case the rank of its
+// first leg is reserved when it returns. If no request waits and a rank has capacity, it returns at
+// once, and the legs choose their ranks as without a queue. It answers with an error and returns false
+// if the request may not wait, has waited too long, or cannot meet its target by the forecast.
+func (q *request) awaitAdmission() bool {
+	if q.class == nil || !q.waitsForAdmission() {
+		return true
+	}
+	c := q.r.admission
+	if c.IsEmpty() && q.hasCapacity() {
+		return true
+	}
+	w := q.newWaiter()
+	if c.IsIdle(w.Item.Lane) && q.hasCapacity() {
+		return true
+	}
+	return q.enqueue(w)
+}
+
+// enqueue lets the request wait. It answers with an error and returns false if no rank starts it.
+func (q *request) enqueue(w *admission.Waiter) bool {
+	c := q.r.admission
+	q.entry.SetClass(q.class.Name, q.tenant)
+	if !q.meetsTarget(w) {
+		return false
+	}
+	if bound := c.Enqueue(w); bound != admission.WithinBounds {
+		q.refuseQueueFull(w)
+		return false
+	}
+	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
+	outcome := c.Wait(w, q.class.wait)
+	q.x.OnClientGone(nil)
+	return q.endWait(w, outcome)
+}
+
+// waitsForAdmission reports whether the request can wait: it computes something, and nothing that it
+// holds expires meanwhile.
+func (q *request) waitsForAdmission() bool {
+	switch q.req.Endpoint.Kind {
+	case front.Tokenize, front.Detokenize, front.CountTokens:
+		return false
+	}
+	return !q.hasHandle && q.settings.Selector == nil && q.resumption == nil
+}
+
+// newWaiter returns the request as one that waits.
+func (q *request) newWaiter() *admission.Waiter {
+	lane := q.pool.Model
+	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
+		lane = r.Worker.Info().Base // adapters of a model compete for its ranks
+	}
+	if q.plan.Family != nil {
+		lane += " prefill"
+	}
+	q.lookedUp = time.Now()
+	w := &admission.Waiter{Class: q.class.Name, Starter: q}
+	output := 0
+	if q.req.Endpoint.Disaggregable {
+		output = schedule.ExpectedOutput(q.newQuery(schedule.WholeLeg, nil).MaxTokens)
+	}
+	rank, todo := q.expectedWork()
+	w.Item = admission.Item{Lane: lane, Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
+	q.setDue(w, rank, todo, output)
+	return w
+}
+
+// expectedWork returns the rank that would run the first leg if all were free, and how many tokens of
+// the prompt it would compute. rank is nil if there is none.
+func (q *request) expectedWork() (rank *worker.Rank, todo int) {
+	leg := q.firstLeg()
+	todo = q.promptTokens()
+	query := q.newQuery(leg, q.candidates(leg))
+	query.RequestID = ""
+	if c, ok := q.settings.Scheduler.Preview(&query); ok {
+		return c.Rank, max(todo-c.CachedTokens, 1)
+	}
+	return nil, todo
+}
+
+func (q *request) firstLeg() schedule.LegKind {
+	if q.plan.Family == nil {
+		return schedule.WholeLeg
+	}
+	return schedule.PrefillLeg
+}
+
+// targetMargin is the part of a target that a forecast leaves unused, because it is not exact.
+const targetMargin = 0.1
+
+// setDue sets the latest start by which the request meets its targets: that of the first token, and its
+// deadline. A request without targets has its place among others as if it had to start after half of
+// its longest wait.
+func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output int) {
+	c := q.r.admission
+	if q.settings.admission.Mode == "fifo" {
+		w.Item.Due = c.Now()
+		return
+	}
+	var prefill, decode time.Duration
+	if rank != nil {
+		prefill = q.settings.Scheduler.PrefillTime(rank, todo)
+		if !q.stream {
+			decode = time.Duration(output) * q.settings.Scheduler.StepTime(rank, q.promptTokens()+output)
+		}
+	}
+	left := time.Duration(math.MaxInt64)
+	since := time.Since(q.req.Received)
+	if q.ttft > 0 && q.stream {
+		left = time.Duration((1-targetMargin)*float64(q.ttft)) - prefill - since
+	}
+	if !q.deadline.IsZero() {
+		total := q.deadline.Sub(q.req.Received)
+		left = min(left, time.Duration((1-targetMargin)*float64(total))-prefill-decode-since)
+	}
+	if left == math.MaxInt64 {
+		w.Item.Due = c.Now() + int64(q.class.wait/2)
+		return
+	}
+	w.Item.Due, w.Item.Firm = c.Now()+int64(left), true
+}
+
+// meetsTarget reports whether the request may wait. If the forecast says that it cannot start in time,
+// it is refused or marked late, as its class says.
+func (q *request) meetsTarget(w *admission.Waiter) bool {
+	c := q.r.admission
+	if !w.Item.Firm {
+		return true
+	}
+	wait := c.Forecast(w)
+	left := time.Duration(w.Item.Due - c.Now())
+	if max(wait, 0) <= left {
+		return true
+	}
+	if q.late = true; !q.class.refuse {
+		w.Item.Due = 0 // passed already
+		return true
+	}
+	q.r.countRefusal(q.class.Name, q.tenant, front.TargetUnmet)
+	q.noteAdmission("refused: its target cannot be met", wait, wait)
+	q.refuse(front.TargetUnmet, fmt.Sprintf("the request would wait %s (class %s), too long for its target of %s", roundWait(max(wait, 0)), q.class.Name, q.describeTarget()), retryAfter(wait-max(left, 0)))
+	return false
+}
+
+func (q *request) describeTarget() string {
+	if q.ttft > 0 && q.stream {
+		return q.ttft.String() + " for the first token"
+	}
+	return q.deadline.Sub(q.req.Received).String() + " for the response"
+}
+
+func roundWait(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+
+// retryAfter returns the time after which a refused request may be sent again: the forecast, at least
+// a second.
+func retryAfter(forecast time.Duration) time.Duration { return max(forecast, time.Second) }
+
+func (q *request) refuseQueueFull(w *admission.Waiter) {
+	q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
+	q.noteAdmission("refused: too many requests wait", 0, w.Forecast)
+	q.refuse(front.AdmissionFull, fmt.Sprintf("no rank for model %q can start the request soon, and the queue of class %s is full (admission.max_requests, admission.max_bytes, or the class's own)", q.pool.Model, q.class.Name), retryAfter(w.Forecast))
+}
+
+// endWait continues or ends a request that has waited.
+func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
+	q.entry.AddWait(time.Now().Add(-w.Waited))
+	q.setQueueTime(w.Waited)
+	if outcome == admission.Dispatched {
+		q.noteAdmission("waited", w.Waited, w.Forecast)
+		if q.x.ClientGone() {
+			q.releaseAdmitted()
+			q.refuse(front.ClientGone, "the client closed the connection while its request waited", 0)
+			return false
+		}
+		return true
+	}
+	switch outcome {
+	case admission.Gone:
+		q.noteAdmission("the client disconnected", w.Waited, w.Forecast)
+		q.refuse(front.ClientGone, "the client closed the connection while its request waited", 0)
+	case admission.Displaced:
+		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
+		q.noteAdmission("refused: a request of a higher class or of a tenant with fewer requests has its place", w.Waited, w.Forecast)
+		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full, and a request of a higher class or of a tenant with fewer waiting requests has the place of this one (class %s)", q.class.Name), retryAfter(q.r.admission.Forecast(w)))
+	default:
+		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionTimeout)
+		q.noteAdmission("refused: it waited too long", w.Waited, w.Forecast)
+		q.refuse(front.AdmissionTimeout, fmt.Sprintf("no rank for model %q could start the request within %s (class %s, admission.max_wait or the class's own)", q.pool.Model, q.class.wait, q.class.Name), retryAfter(q.r.admission.Forecast(w)))
+	}
+	return false
+}
+
+// noteAdmission adds what became of the wait to the explain record.
+func (q *request) noteAdmission(what string, waited, forecast time.Duration) {
+	expected := "no forecast"
+	if forecast >= 0 {
+		expected = "forecast " + roundWait(forecast).String()
+	}
+	text := fmt.Sprintf("admission: %s; %s in class %s, %s", what, roundWait(waited), q.class.Name, expected)
+	if q.tenant != "" {
+		text += ", tenant " + q.tenant
+	}
+	if q.ttft > 0 {
+		text += ", target of the first token " + q.ttft.String()
+	}
+	if q.tpot > 0 {
+		text += ", of the time per token " + q.tpot.String()
+	}
+	if q.late {
+		text += ", late"
+	}
+	q.settings.Scheduler.AddNote(q.req.RequestID, text)
+}
+
+// releaseAdmitted gives back what TryStart has reserved.
+func (q *request) releaseAdmitted() {
+	q.reservedDecode.Reservation.Release()
+	q.reservedDecode = schedule.Choice{}
+	p := &q.reservedPrefill
+	p.choice.Reservation.Release()
+	if p.joint != nil {
+		p.joint.Prefill.Reservation.Release()
+		p.joint.Decode.Reservation.Release()
+	}
+	*p = chosenPrefill{}
+}
+
+// hasCapacity reports whether the legs of the plan could start now. It returns true if a leg has no
+// candidates: then the request does not wait for capacity, but for a worker.
+func (q *request) hasCapacity() bool {
+	if q.plan.Family == nil {
+		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
+	}
+	prefill := q.nextSelected(q.plan.Prefill)
+	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.anyFree(schedule.DecodeLeg, q.plan.Decode))
+}
+
+func (q *request) anyFree(leg schedule.LegKind, ranks []*worker.Rank) bool {
+	for _, r := range ranks {
+		if q.isFree(leg, r) {
+			return true
+		}
+	}
+	return false
+}
+
+// isFree reports whether a rank could start a leg soon: little work is queued there, its KV can hold
+// the request, it reports no pressure, and it is below its load limits.
+func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
+	s := q.settings
+	if s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) {
+		return true // nobody waits for a trial: if there is no other rank, the request is refused
+	}
+	if s.Scheduler.Backlog(r) >= s.admission.EngineQueue || schedule.UnderPressure(r) || s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
+		return false
+	}
+	return leg == schedule.PrefillLeg || schedule.FitsKV(r, q.prompt.Count, q.maxTokens)
+}
+
+// TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.
+func (q *request) TryStart() admission.Verdict {
+	q.refreshCandidates()
+	leg := q.firstLeg()
+	candidates := q.candidates(leg)
+	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 {
+		return q.r.awaitWorkers(q)
+	}
+	delete(q.r.emptySince, q.pool.Model)
+	if !q.hasCapacity() {
+		if q.isRestricted() {
+			return admission.NotNow
+		}
+		return admission.NoCapacity
+	}
+	if now := time.Now(); len(q.overlaps) > 0 && now.Sub(q.lookedUp) > overlapAge {
+		q.lookedUp = now
+		q.lookUpOverlap(now)
+	}
+	if q.prefersFullRank(leg, candidates) {
+		return admission.NotNow
+	}
+	q.bindLate = true
+	ok := q.reserveFirstLeg(candidates)
+	q.bindLate = false
+	if !ok {
+		return admission.NotNow // another request was faster
+	}
+	return admission.Started
+}
+
+// overlapAge is how old the look-up of a waiting request's prefix may be when its rank is chosen.
+const overlapAge = 200 * time.Millisecond
+
+// isRestricted reports whether the request may use fewer ranks than others of its lane.
+func (q *request) isRestricted() bool {
+	s := &q.steering
+	return s.stored != nil || len(s.workers) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
+}
+
+// prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
+// its prompt that the first token is expected earlier there. It does so for admission.affinity_wait at
+// most, counted from when it could first start elsewhere.
+func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Rank) bool {
+	s := q.settings
+	if s.admission.AffinityWait == 0 || !s.Scheduler.ChoosesByCost() {
+		return false
+	}
+	query := q.newQuery(leg, candidates)
+	best, ok := s.Scheduler.Preview(&query)
+	if !ok || best.CachedTokens == 0 || q.isFree(leg, best.Rank) {
+		return false
+	}
+	now := time.Now()
+	if q.affinitySince.IsZero() {
+		q.affinitySince = now
+	}
+	return now.Sub(q.affinitySince) < s.admission.AffinityWait
+}
+
+// reserveFirstLeg chooses among the ranks with capacity.
+func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
+	switch {
+	case q.plan.Family == nil:
+		c, ok := q.choose(schedule.WholeLeg, candidates)
+		q.reservedDecode = c
+		return ok
+	case q.choosesJointly():
+		c, ok := q.chooseJointly(q.notifyingCandidates(candidates))
+		if ok {
+			q.reservedPrefill.joint = &c
+		}
+		return ok
+	}
+	c, ok := q.choose(schedule.PrefillLeg, q.notifyingCandidates(candidates))
+	q.reservedPrefill.choice = c
+	return ok
+}
+
+// takeReservedPrefill returns the choice of the prefill leg that TryStart has made, once. ok is false
+// if there is none, or its rank is no longer ready.
+func (q *request) takeReservedPrefill() (c schedule.Choice, ok bool) {
+	c, q.reservedPrefill.choice = q.reservedPrefill.choice, schedule.Choice{}
+	if c.Rank == nil {
+		return c, false
+	}
+	if state, _ := c.Rank.Worker.State(); state != worker.Ready {
+		c.Reservation.Release()
+		return schedule.Choice{}, false
+	}
+	c.Reservation.Start()
+	return c, true
+}
+
+// takeReservedJoint is takeReservedPrefill for a joint choice of both legs.
+func (q *request) takeReservedJoint() (c schedule.JointChoice, ok bool) {
+	if q.reservedPrefill.joint == nil {
+		return c, false
+	}
+	c, q.reservedPrefill.joint = *q.reservedPrefill.joint, nil
+	return c, true
+}
+
+// awaitWorkers is TryStart of a request whose leg has no ready worker. It waits for one for
+// timeouts.pool_wait, counted from when there was none. Then it goes on, and is refused as a request that
+// found none at its arrival, or runs without prefill if its pool may.
+func (r *Runner) awaitWorkers(q *request) admission.Verdict {
+	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayPlainDecode() {
+		return admission.Started
+	}
+	now := time.Now()
+	since, known := r.emptySince[q.pool.Model]
+	if !known {
+		since = now
+		r.emptySince[q.pool.Model] = now
+	}
+	if now.Sub(since) < q.settings.Timeouts.PoolWait {
+		return admission.NotNow
+	}
+	q.waited = q.settings.Timeouts.PoolWait
+	return admission.Started
+}

@@ -1,0 +1,326 @@
+package pd
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/admission"
+	"sluice/router/config"
+	"sluice/router/pd/reqbody"
+	"sluice/router/worker"
+)
+
+// The request headers that decide how a request waits. llm-d's names are read too; it has renamed
+// those of the targets once.
+const (
+	headerPriority  = "X-Sluice-Priority"
+	headerDeadline  = "X-Sluice-Deadline-Ms"
+	headerObjective = "x-llm-d-inference-objective"
+	headerFairness  = "x-llm-d-inference-fairness-id"
+
+	maxTenantName = 128 // bytes
+)
+
+// The headers of the targets, the current name first.
+var (
+	headersTTFT = [...]string{"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"}
+	headersTPOT = [...]string{"x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"}
+)
+
+// admissionSettings are derived from config.Admission.
+type admissionSettings struct {
+	*config.Admission
+	queue    admission.Settings
+	classes  []admissionClass
+	byModel  map[string]*admissionClass
+	fallback *admissionClass // the default class
+	trusted  clientPolicy
+	selects  bool // a header or a body can select a class
+	byBody   bool // the body's priority can
+}
+
+// admissionClass is one class with what its requests inherit.
+type admissionClass struct {
+	config.AdmissionClass
+	index  int
+	wait   time.Duration // longest wait
+	refuse bool          // requests whose target cannot be met are refused
+	spans  [][2]int      // values of the body's priority
+}
+
+// newAdmissionSettings derives the settings. It returns nil if admission is off.
+func newAdmissionSettings(a *config.Admission, maxBytes int64) (*admissionSettings, error) {
+	if a.Mode == "off" || a.Mode == "" {
+		return nil, nil
+	}
+	s := &admissionSettings{Admission: a, byModel: map[string]*admissionClass{}}
+	var err error
+	if s.trusted, err = newClientPolicy("admission.trusted", a.Trusted); err != nil {
+		return nil, err
+	}
+	classes := a.PriorityClasses()
+	if a.Mode == "fifo" {
+		classes = []config.AdmissionClass{{Name: config.DefaultClassName}}
+	}
+	s.classes = make([]admissionClass, len(classes))
+	s.fallback = &s.classes[0]
+	s.queue.Limits = admission.Limits{MaxRequests: a.MaxRequests, MaxBytes: maxBytes, MaxTenants: a.MaxTenants}
+	for i, k := range classes {
+		c := &s.classes[i]
+		*c = admissionClass{AdmissionClass: k, index: i, wait: a.MaxWait, refuse: a.UnmetTarget == "refuse"}
+		if k.MaxWait > 0 {
+			c.wait = k.MaxWait
+		}
+		if k.UnmetTarget != "" {
+			c.refuse = k.UnmetTarget == "refuse"
+		}
+		if i == len(classes)-1 && i > 0 && c.MinShare == 0 {
+			c.MinShare = a.MinShare
+		}
+		for _, text := range k.Priorities {
+			from, to, err := config.ParsePriorities(text)
+			if err != nil {
+				return nil, fmt.Errorf("pd: cannot read the priorities of class %s: %w", k.Name, err)
+			}
+			c.spans = append(c.spans, [2]int{from, to})
+			s.byBody = true
+		}
+		for _, m := range k.Models {
+			s.byModel[m] = c
+		}
+		if k.Name == a.DefaultClass {
+			s.fallback, s.queue.Default = c, i
+		}
+		s.queue.Classes = append(s.queue.Classes, admission.Class{Name: k.Name, MinShare: c.MinShare, MaxRequests: k.MaxRequests, MaxBytes: k.MaxBytes})
+	}
+	s.selects = len(classes) > 1
+	return s, nil
+}
+
+// class returns the class of a name, nil if there is none.
+func (s *admissionSettings) class(name string) *admissionClass {
+	for i := range s.classes {
+		if s.classes[i].Name == name {
+			return &s.classes[i]
+		}
+	}
+	return nil
+}
+
+// classOf returns the class whose priorities contain p, nil if none does.
+func (s *admissionSettings) classOf(p int) *admissionClass {
+	for i := range s.classes {
+		for _, span := range s.classes[i].spans {
+			if p >= span[0] && p <= span[1] {
+				return &s.classes[i]
+			}
+		}
+	}
+	return nil
+}
+
+func (s *admissionSettings) names() string {
+	var names []string
+	for i := range s.classes {
+		names = append(names, s.classes[i].Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// classedPrincipal is a front.Principal whose configuration names classes. apikey.Key implements it.
+type classedPrincipal interface {
+	// Classes returns the classes that requests of the key may ask for; the first is that of
+	// requests that ask for none.
+	Classes() []string
+	// Weight returns the weight of the key's tenant.
+	Weight() int
+}
+
+// admissionPart says how a request waits for a rank.
+type admissionPart struct {
+	class      *admissionClass // nil: the request does not wait
+	tenant     string
+	weight     int
+	ttft, tpot time.Duration // targets; 0: none
+
+	late            bool      // the forecast says that the target cannot be met
+	bindLate        bool      // choices take only ranks with capacity
+	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
+	lookedUp        time.Time // when the overlap was last looked up
+	reservedPrefill chosenPrefill
+}
+
+// readAdmission finds the class, the tenant, the targets and the deadline of the request. It answers
+// with an error and returns false if a header is invalid.
+func (q *request) readAdmission() bool {
+	s := q.settings.admission
+	deadline, ok := q.readMilliseconds(headerDeadline)
+	if !ok {
+		return false
+	}
+	if s == nil {
+		q.setDeadline(deadline)
+		return true
+	}
+	trusted := s.trusted.allow(q.req.ClientIP, q.req.Unix)
+	if !q.readClass(s, trusted) || !q.readTenant(s, trusted) {
+		return false
+	}
+	if s.selects {
+		q.entry.SetClass(q.class.Name, q.tenant)
+	}
+	for i := len(headersTTFT) - 1; i >= 0; i-- { // the current name prevails
+		ttft, ok := q.readMilliseconds(headersTTFT[i])
+		if !ok {
+			return false
+		}
+		tpot, ok := q.readMilliseconds(headersTPOT[i])
+		if !ok {
+			return false
+		}
+		if ttft > 0 {
+			q.ttft = ttft
+		}
+		if tpot > 0 {
+			q.tpot = tpot
+		}
+	}
+	model := q.settings.Models[q.pool.Model]
+	q.ttft = firstPositive(q.ttft, model.TTFT, q.class.TTFT)
+	q.tpot = firstPositive(q.tpot, model.TPOT, q.class.TPOT)
+	q.setDeadline(firstPositive(deadline, model.Deadline, q.class.Deadline))
+	return true
+}
+
+func firstPositive(list ...time.Duration) time.Duration {
+	for _, d := range list {
+		if d > 0 {
+			return d
+		}
+	}
+	return 0
+}
+
+// setDeadline ends the request after d, unless its response has begun or its caller's deadline is
+// earlier. 0 sets none.
+func (q *request) setDeadline(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	if at := q.req.Received.Add(d); q.deadline.IsZero() || at.Before(q.deadline) {
+		q.deadline = at
+		q.x.FailAt(at, front.Deadline, "the request's time is over")
+	}
+}
+
+// readMilliseconds reads a header with a number of milliseconds, 0 if it is absent.
+func (q *request) readMilliseconds(name string) (time.Duration, bool) {
+	const longest = 24 * time.Hour
+	value := q.x.Header(name)
+	if len(value) == 0 {
+		return 0, true
+	}
+	ms, err := strconv.ParseFloat(string(value), 64)
+	if err != nil || !(ms > 0) || ms > float64(longest.Milliseconds()) {
+		return 0, q.refuseSteering(name, string(value), "want a number of milliseconds above 0, at most 86400000")
+	}
+	return max(time.Duration(math.Round(ms*float64(time.Millisecond))), 1), true
+}
+
+// readClass finds the class. What a request asks for counts if its key or its client's address allows
+// it; otherwise it has the class of its key, its model, or the default class.
+func (q *request) readClass(s *admissionSettings, trusted bool) bool {
+	var allowed []string
+	q.weight = 1
+	if key, ok := q.req.Principal.(classedPrincipal); ok {
+		allowed, q.weight = key.Classes(), max(key.Weight(), 1)
+	}
+	switch {
+	case len(allowed) > 0 && s.class(allowed[0]) != nil:
+		q.class = s.class(allowed[0])
+	case s.byModel[q.pool.Model] != nil:
+		q.class = s.byModel[q.pool.Model]
+	default:
+		q.class = s.fallback
+	}
+	if !s.selects || !trusted && len(allowed) == 0 {
+		return true
+	}
+	asked, ok := q.askedClass(s)
+	if !ok {
+		return false
+	}
+	if asked != nil && (trusted || containsName(allowed, asked.Name)) {
+		q.class = asked
+	}
+	return true
+}
+
+func containsName(list []string, name string) bool {
+	for _, n := range list {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+// askedClass returns the class that the request asks for, nil if it asks for none.
+func (q *request) askedClass(s *admissionSettings) (*admissionClass, bool) {
+	if value := q.x.Header(headerPriority); len(value) > 0 {
+		if c := s.class(string(value)); c != nil {
+			return c, true
+		}
+		if p, err := strconv.Atoi(string(value)); err == nil {
+			return s.classOf(p), true
+		}
+		return nil, q.refuseSteering(headerPriority, string(value), "want a class ("+s.names()+") or a number")
+	}
+	if value := q.x.Header(headerObjective); len(value) > 0 {
+		if c := s.class(string(value)); c != nil {
+			return c, true // llm-d gives requests of an unknown objective the default priority
+		}
+	}
+	if s.byBody {
+		if raw := reqbody.Member(&q.req.Doc, "priority"); raw != nil {
+			if p, err := strconv.Atoi(string(raw)); err == nil {
+				return s.classOf(p), true
+			}
+		}
+	}
+	return nil, true
+}
+
+// readTenant finds the tenant: the one that a trusted client names, else the API key.
+func (q *request) readTenant(s *admissionSettings, trusted bool) bool {
+	if q.req.Principal != nil {
+		q.tenant = q.req.Principal.Name()
+	}
+	if s.Mode == "fifo" {
+		q.tenant = ""
+		return true
+	}
+	if !trusted {
+		return true
+	}
+	name := s.TenantHeader
+	value := q.x.Header(name)
+	if len(value) == 0 {
+		name = headerFairness
+		value = q.x.Header(name)
+	}
+	switch {
+	case len(value) == 0:
+		return true
+	case len(value) > maxTenantName:
+		return q.refuseSteering(name, string(value[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(value), maxTenantName))
+	case !worker.Printable(string(value)):
+		return q.refuseSteering(name, string(value), "want printable text")
+	}
+	q.tenant = string(value)
+	return true
+}

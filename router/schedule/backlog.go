@@ -1,0 +1,136 @@
+package schedule
+
+import (
+	"time"
+
+	"sluice/router/worker"
+)
+
+// Backlog returns how long the engine of a rank is expected to work on what it has been given and has
+// not finished: prompts to compute, or KV to pull. Requests that are being decoded do not count.
+//
+// Of a request whose first token the router sees, the work counts until that token, so an engine that
+// falls behind keeps its backlog; only the first of them is expected to shrink with time. Of others
+// (answers that are not streamed), the work counts for the time that it is expected to take. Work that
+// other routers have placed counts as the engine reports it.
+func (s *Scheduler) Backlog(r *worker.Rank) time.Duration {
+	now, work := s.now(), r.PendingWork.Load()
+	if n := r.Pending.Load(); n > 0 {
+		work -= min(max(now-r.HeadSince.Load(), 0), work/n)
+	}
+	if until := r.UnseenUntil.Load(); until > now {
+		work += until - now
+	}
+	work += tokensOfOthers(r) * s.rates.price(r, worker.Prefilling)
+	return time.Duration(max(work, 0))
+}
+
+// fullUsage is the fraction of KV blocks in use from which an engine that also has waiting requests is
+// under pressure.
+const fullUsage = 0.95
+
+// UnderPressure reports whether the engine of a rank had requests waiting when it last reported, no
+// fewer of this router's are there now, and the router cannot see them start or its KV is nearly full.
+func UnderPressure(r *worker.Rank) bool {
+	waiting, running := r.Waiting.Load(), r.Running.Load()
+	if waiting <= 0 || running < 0 || r.Requests.Load() < waiting+running {
+		return false
+	}
+	return r.Unseen.Load() > 0 || r.KVUsage() >= fullUsage
+}
+
+// FitsKV reports whether the KV of a request fits into the free blocks of a rank, as the engine reports
+// them, beside the prompts that it has not computed yet. todo is the number of tokens of the prompt that are not
+// cached there. It returns true if the engine reports no usage, and for a rank without requests: such
+// an engine decides itself.
+func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
+	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
+	if usage < 0 || total <= 0 || r.Requests.Load() == 0 {
+		return true
+	}
+	free := int64((1 - min(usage, 1)) * float64(total))
+	pending := r.PrefillTokens.Load() / int64(sizeOf(r))
+	return int64(blocksFor(r, todo, outputTokens(maxTokens))) <= free-pending
+}
+
+// ExpectedOutput returns the number of tokens that a request with a limit of maxTokens is expected to
+// generate; 0 means that it has none.
+func ExpectedOutput(maxTokens int) int { return outputTokens(maxTokens) }
+
+// PrefillTime returns the expected time to compute that many tokens on an idle rank.
+func (s *Scheduler) PrefillTime(r *worker.Rank, tokens int) time.Duration {
+	return time.Duration(int64(max(tokens, 0)) * s.rates.price(r, worker.Prefilling))
+}
+
+// StepTime returns the expected time between two tokens of a request that decodes on a rank beside what
+// is decoded there now, and needs that many tokens of KV.
+func (s *Scheduler) StepTime(r *worker.Rank, tokens int) time.Duration {
+	blocks := r.DecodeBlocks.Load() + int64(tokens/sizeOf(r))
+	_, base, legs := r.Worker.Speed.Rate(worker.Decoding)
+	if legs == 0 {
+		_, base, _ = s.rates.fleet.Rate(worker.Decoding)
+	}
+	return time.Duration(base*nsPerMS) + time.Duration(blocks*s.rates.price(r, worker.Decoding)/decodeSteps)
+}
+
+// ChoosesByCost reports whether the policy chooses by cost.
+func (s *Scheduler) ChoosesByCost() bool { return s.currentSettings().policy == byCost }
+
+// Preview returns the candidate with the lowest cost without reserving it and without a record. Its
+// Reservation is nil.
+func (s *Scheduler) Preview(q *Query) (c Choice, ok bool) {
+	sc := s.scratch.Get()
+	defer s.scratch.Put(sc)
+	sc.ctx, sc.rng = s.newChoiceContext(q), s.random()
+	f := &sc.ctx
+	f.now = s.now()
+	if f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg {
+		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
+		f.inFlight = sc.inFlight
+	}
+	sc.usable, sc.candidates = 0, sc.candidates[:0]
+	if !cheapestOf(f, q, sc, &sc.rng, false) {
+		return c, false
+	}
+	t := &sc.best
+	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost}, true
+}
+
+// SetOnCapacity makes f be called whenever a prompt has been computed or a reservation ends, on the
+// goroutine of the leg or of an event loop: f must not block.
+func (s *Scheduler) SetOnCapacity(f func()) { s.onCapacity.Store(&f) }
+
+func (s *Scheduler) notifyCapacity() {
+	if f := s.onCapacity.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// begin counts a reservation's work that its engine has not finished yet.
+func (res *Reservation) begin() {
+	r := res.rank
+	r.Requests.Add(1)
+	if res.unseen {
+		r.Unseen.Add(1)
+		for {
+			old := r.UnseenUntil.Load()
+			if r.UnseenUntil.CompareAndSwap(old, max(old, res.started)+res.pending) {
+				return
+			}
+		}
+	}
+	r.PendingWork.Add(res.pending)
+	if r.Pending.Add(1) == 1 {
+		r.HeadSince.Store(res.started)
+	}
+}
+
+// endPending ends what begin has counted, at the first token.
+func (res *Reservation) endPending() {
+	if r := res.rank; !res.unseen {
+		r.PendingWork.Add(-res.pending)
+		r.Pending.Add(-1)
+		r.HeadSince.Store(res.s.now())
+	}
+	res.s.notifyCapacity()
+}
