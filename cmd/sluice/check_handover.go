@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
@@ -19,10 +18,9 @@ import (
 const handOverLimit = 30 * time.Second
 
 // checkHandOvers sends a prefill request to each prefill worker and checks that the response
-// contains a hand-over handle. It prints a line for each worker without one and returns their
-// number. It skips families whose two legs must run concurrently. No other probe finds an engine
+// contains a hand-over handle. It returns the workers without one. It skips families whose two legs must run concurrently. No other probe finds an engine
 // that runs without a KV connector, and requests succeed too, since decode then runs each alone.
-func checkHandOvers(cfg *config.Config, stdout io.Writer) (failed int) {
+func checkHandOvers(cfg *config.Config) (failed []checkedServer) {
 	specs := cfg.Specs()
 	faults := make([]error, len(specs))
 	var wg sync.WaitGroup
@@ -34,8 +32,7 @@ func checkHandOvers(cfg *config.Config, stdout io.Writer) (failed int) {
 	wg.Wait()
 	for i, err := range faults {
 		if err != nil {
-			failed++
-			fmt.Fprintf(stdout, "  FAULT %s at %s\n        %s\n", specs[i].ID, specs[i].URL, comment(err.Error()))
+			failed = append(failed, checkedServer{Worker: specs[i].ID, URL: specs[i].URL, Problems: []string{err.Error()}})
 		}
 	}
 	return failed

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -41,6 +42,7 @@ type demoOptions struct {
 	admin    string
 	rate     float64
 	pd       string
+	asJSON   bool
 }
 
 // demoEngines configures the simulated engines for each hand-over family that --pd accepts.
@@ -65,6 +67,7 @@ func demoCommand() *cobra.Command {
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of the console")
 	fs.Float64Var(&o.rate, "rate", 7, "requests a `SECOND`, to each of the two routers")
 	fs.StringVar(&o.pd, "pd", "nixl", "hand-over `FAMILY` of the engines: "+strings.Join(families, ", "))
+	fs.BoolVar(&o.asJSON, "json", false, "print the addresses, and at the end the summary, as a line of JSON each")
 	completeFlag(cmd, "pd", families...)
 	return cmd
 }
@@ -128,7 +131,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	if err := awaitDemoReady(ctx, sides[:]); err != nil {
 		return err
 	}
-	printIntro(stdout, sides[1].router)
+	printIntro(stdout, sides[1].router, o.asJSON)
 
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -155,7 +158,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 		return err
 	default:
 	}
-	return summary(stdout, sides[:])
+	return summary(stdout, sides[:], o.asJSON)
 }
 
 // newSide starts two prefill and two decode engines and a router over them.
@@ -241,7 +244,18 @@ func demoLoad(o demoOptions, r *app.Router) load.Options {
 	return l
 }
 
-func printIntro(w io.Writer, r *app.Router) {
+func printIntro(w io.Writer, r *app.Router, asJSON bool) {
+	if asJSON {
+		intro := struct {
+			API     string `json:"api"`
+			Console string `json:"console,omitempty"`
+		}{API: "http://" + r.Addr() + "/v1"}
+		if page := r.Components().Admin; page != nil {
+			intro.Console = page.URL()
+		}
+		_ = json.NewEncoder(w).Encode(intro) // the demo runs even if nobody reads this
+		return
+	}
 	fmt.Fprintf(w, "\n  Sluice is routing between 2 prefill and 2 decode engines (simulated).\n\n")
 	if page := r.Components().Admin; page != nil {
 		fmt.Fprintf(w, "  Page   %s\n", page.URL())
@@ -252,8 +266,44 @@ func printIntro(w io.Writer, r *app.Router) {
 	fmt.Fprintf(w, "  Ctrl-C ends everything.\n\n")
 }
 
-// summary prints the final table, which compares the two routers.
-func summary(w io.Writer, sides []*demoSide) error {
+// summary prints the comparison of the two routers and returns an error if requests failed.
+func summary(w io.Writer, sides []*demoSide, asJSON bool) error {
+	show := printSummary
+	if asJSON {
+		show = printSummaryJSON
+	}
+	if err := show(w, sides); err != nil {
+		return err
+	}
+	for _, s := range sides {
+		if s.report == nil {
+			continue
+		}
+		if s.report.OK == 0 || s.report.Failed > 0 {
+			return fmt.Errorf("%s: %d requests went well, %d failed: %v", s.name, s.report.OK, s.report.Failed, s.report.Errors)
+		}
+	}
+	return nil
+}
+
+// printSummaryJSON prints the reports of the two loads, and what the engines found in their caches.
+func printSummaryJSON(w io.Writer, sides []*demoSide) error {
+	type side struct {
+		Router string       `json:"router"`
+		Hits   float64      `json:"prompt_tokens_from_cache"` // share, as the prefill engines count
+		Load   *load.Report `json:"load"`
+	}
+	var out []side
+	for i := len(sides) - 1; i >= 0; i-- {
+		if s := sides[i]; s.report != nil {
+			out = append(out, side{s.name, prefillHits(s), s.report})
+		}
+	}
+	return json.NewEncoder(w).Encode(map[string]any{"routers": out})
+}
+
+// printSummary prints the table.
+func printSummary(w io.Writer, sides []*demoSide) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tpredicted\t")
 	for i := len(sides) - 1; i >= 0; i-- {
@@ -270,14 +320,6 @@ func summary(w io.Writer, sides []*demoSide) error {
 	kv, rr := sides[1].report, sides[0].report
 	if kv != nil && rr != nil && kv.TTFT.P50 > 0 {
 		fmt.Fprintf(w, "\nWith the same load and engines, the median time to first token of round robin was %.2f times as long.\n", rr.TTFT.P50/kv.TTFT.P50)
-	}
-	for _, s := range sides {
-		if s.report == nil {
-			continue
-		}
-		if s.report.OK == 0 || s.report.Failed > 0 {
-			return fmt.Errorf("%s: %d requests went well, %d failed: %v", s.name, s.report.OK, s.report.Failed, s.report.Errors)
-		}
 	}
 	return nil
 }

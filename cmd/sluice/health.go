@@ -28,22 +28,23 @@ const healthExample = `
 func healthCommand() *cobra.Command {
 	fs := flag.NewFlagSet("sluice health", flag.ContinueOnError)
 	flags := config.RegisterFlags(fs)
-	var ready bool
+	var ready, asJSON bool
 	var timeout time.Duration
 	cmd := newCommand(cobra.Command{
 		Use: "health [flags]", GroupID: groupOperate, Short: "ask a router whether it runs, for health checks of containers", Long: healthLong, Example: healthExample,
 	}, "0 healthy, 1 not healthy or no answer", func(cmd *cobra.Command, _ []string) int {
-		return runHealth(cmd.Context(), flags, ready, timeout, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runHealth(cmd.Context(), flags, ready, asJSON, timeout, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	addGoFlags(cmd, fs)
 	completeConfig(cmd)
 	cmd.Flags().BoolVar(&ready, "ready", false, "ask whether it accepts requests (/readyz)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the answer as JSON")
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "`DURATION` to wait for the answer")
 	return cmd
 }
 
 // runHealth asks the router of a configuration, and prints its answer.
-func runHealth(ctx context.Context, flags *config.Flags, ready bool, timeout time.Duration, stdout, stderr io.Writer) int {
+func runHealth(ctx context.Context, flags *config.Flags, ready, asJSON bool, timeout time.Duration, stdout, stderr io.Writer) int {
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
 		fmt.Fprintln(stderr, err)
@@ -90,6 +91,11 @@ func runHealth(ctx context.Context, flags *config.Flags, ready bool, timeout tim
 		fmt.Fprintf(stderr, "sluice health: %s: %s %s\n", url, response.Status, text)
 		return 1
 	}
-	fmt.Fprintln(stdout, text)
+	if !asJSON {
+		fmt.Fprintln(stdout, text)
+	} else if err := encodeJSON(stdout, map[string]any{"url": url, "status": response.StatusCode, "answer": text}); err != nil {
+		fmt.Fprintf(stderr, "sluice health: %v\n", err)
+		return 1
+	}
 	return 0
 }

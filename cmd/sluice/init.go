@@ -57,6 +57,7 @@ func initCommand() *cobra.Command {
 	flags.Func("decode", "`URL[,key=value]...` of a decode worker; may be repeated", o.addEngine(worker.Decode, true))
 	flags.StringVarP(&o.output, "output", "o", "", "`FILE` to write (default: standard output)")
 	flags.BoolVar(&o.force, "force", false, "replace the file of --output if it exists")
+	flags.BoolVar(&o.asJSON, "json", false, "print what the engines answered, and the configuration without --output, as JSON")
 	flags.DurationVar(&o.timeout, "timeout", 5*time.Second, "`DURATION` of each probe request to an engine")
 	return cmd
 }
@@ -66,6 +67,7 @@ type initFlags struct {
 	engines []probedEngine
 	output  string
 	force   bool
+	asJSON  bool
 	timeout time.Duration
 	access  *config.Flags
 }
@@ -115,11 +117,57 @@ func runInit(o *initFlags, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init: the engines' answers make no valid configuration:", err)
 		return 1
 	}
-	if err := writeOutput(text, o.output, o.force, stdout); err != nil {
+	if o.asJSON {
+		err = printInitJSON(engines, text, o, stdout)
+	} else {
+		err = writeOutput(text, o.output, o.force, stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1
 	}
 	return 0
+}
+
+// initEngine is the JSON of one engine.
+type initEngine struct {
+	URL    string   `json:"url"`
+	Error  string   `json:"error,omitempty"` // it did not answer; the configuration has it as a comment
+	Engine string   `json:"engine,omitempty"`
+	Ver    string   `json:"version,omitempty"`
+	Role   string   `json:"role,omitempty"` // as the engine reports it
+	Models []string `json:"models,omitempty"`
+	Ranks  int      `json:"ranks,omitempty"`
+	Block  int      `json:"block_size,omitempty"`
+	Notes  []string `json:"notes,omitempty"`
+}
+
+// printInitJSON prints what the engines answered, with the configuration unless it writes that to a
+// file.
+func printInitJSON(engines []probedEngine, text string, o *initFlags, stdout io.Writer) error {
+	out := struct {
+		File    string       `json:"file,omitempty"`
+		Engines []initEngine `json:"engines"`
+		Config  string       `json:"config,omitempty"` // YAML
+	}{File: o.output, Config: text}
+	if o.output != "" {
+		if err := writeOutput(text, o.output, o.force, nil); err != nil {
+			return err
+		}
+		out.Config = ""
+	}
+	for _, e := range engines {
+		a := e.answer
+		one := initEngine{URL: e.worker.URL, Engine: a.Engine, Ver: a.Version, Models: a.Names(), Ranks: a.Ranks, Block: a.BlockSize, Notes: a.Notes}
+		if a.RoleKnown {
+			one.Role = a.Role.String()
+		}
+		if a.Err != nil {
+			one = initEngine{URL: e.worker.URL, Error: a.Err.Error()}
+		}
+		out.Engines = append(out.Engines, one)
+	}
+	return encodeJSON(stdout, out)
 }
 
 // validateEngines validates the engines of the command line before any of them is probed.

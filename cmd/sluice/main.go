@@ -139,10 +139,14 @@ func runWithInput(ctx context.Context, args []string, stdin io.Reader, stdout, s
 		fmt.Fprintf(stderr, "%s: unknown command %q%s; `%s --help` lists the commands\n", cmd.CommandPath(), args[0], suggestCommand(cmd, args[0]), cmd.CommandPath())
 		return 2
 	}
+	if wantsJSON(cmd, args) {
+		stderr = jsonMessages{stderr}
+		root.SetErr(stderr)
+	}
 	var warnings []string
 	args, err := normalizeArgs(cmd, args, func(w string) { warnings = append(warnings, w) })
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+		printUsageError(stderr, cmd, args, err.Error())
 		return 2
 	}
 	if cmd.Annotations[logsWarnings] != "" {
@@ -166,6 +170,6 @@ func execute(ctx context.Context, root *cobra.Command, args []string) int {
 	case done:
 		return int(code)
 	}
-	fmt.Fprintf(root.ErrOrStderr(), "%s: %v; `%s --help` shows the usage\n", cmd.CommandPath(), err, cmd.CommandPath())
+	printUsageError(root.ErrOrStderr(), cmd, args, fmt.Sprintf("%v; `%s --help` shows the usage", err, cmd.CommandPath()))
 	return 2
 }

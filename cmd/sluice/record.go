@@ -30,24 +30,26 @@ const recordExamples = `
 func recordCommand() *cobra.Command {
 	var target routerFlags
 	var out string
+	var asJSON bool
 	var duration time.Duration
 	maxFile, maxTotal := bytesFlag(64<<20), bytesFlag(1<<30)
 	cmd := newCommand(cobra.Command{
 		Use: "record [flags]", GroupID: groupOperate, Short: "write a running router's events, choices and outcomes to files", Long: recordLong, Example: recordExamples,
 	}, "0 recorded, 1 the recording failed or ended early", func(cmd *cobra.Command, _ []string) int {
 		options := recording.FilesOptions{Dir: out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)}
-		return runRecord(cmd.Context(), target, options, duration, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runRecord(cmd.Context(), target, options, duration, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	target.add(cmd)
 	cmd.Flags().StringVar(&out, "out", ".", "`FOLDER` for the files; created if it does not exist")
 	cmd.Flags().DurationVar(&duration, "duration", 0, "end after this `TIME` (default: at Ctrl-C)")
 	cmd.Flags().Var(&maxFile, "max-file", "`SIZE` at which the next file begins")
 	cmd.Flags().Var(&maxTotal, "max-total", "`SIZE` limit of all recordings in the folder; the oldest are deleted")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the files, their size and the time as JSON at the end")
 	return cmd
 }
 
 // runRecord records until ctx ends or the duration, if it is not 0, has passed.
-func runRecord(ctx context.Context, target routerFlags, options recording.FilesOptions, duration time.Duration, stdout, stderr io.Writer) int {
+func runRecord(ctx context.Context, target routerFlags, options recording.FilesOptions, duration time.Duration, asJSON bool, stdout, stderr io.Writer) int {
 	rt, err := target.find()
 	if err != nil {
 		printNotFound(stderr, "record", target.addr, "", err)
@@ -68,19 +70,39 @@ func runRecord(ctx context.Context, target routerFlags, options recording.FilesO
 	if closed := files.Close(); err == nil {
 		err = closed
 	}
-	total := int64(0)
+	result := recorded{Files: []string{}, Seconds: time.Since(began).Seconds()}
 	for _, name := range files.Names() {
 		if info, err := os.Stat(name); err == nil {
-			total += info.Size()
-			fmt.Fprintln(stdout, filepath.Clean(name))
+			result.Bytes += info.Size()
+			result.Files = append(result.Files, filepath.Clean(name))
 		}
 	}
-	fmt.Fprintf(stderr, "%s in %v\n", humanize.IBytes(uint64(total)), time.Since(began).Round(time.Second))
+	if printed := result.print(asJSON, stdout, stderr); err == nil {
+		err = printed
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice record:", err)
 		return 1
 	}
 	return 0
+}
+
+// recorded is what the command has written.
+type recorded struct {
+	Files   []string `json:"files"`
+	Bytes   int64    `json:"bytes"`
+	Seconds float64  `json:"seconds"`
+}
+
+func (r *recorded) print(asJSON bool, stdout, stderr io.Writer) error {
+	if asJSON {
+		return encodeJSON(stdout, r)
+	}
+	for _, name := range r.Files {
+		fmt.Fprintln(stdout, name)
+	}
+	fmt.Fprintf(stderr, "%s in %v\n", humanize.IBytes(uint64(r.Bytes)), time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
+	return nil
 }
 
 func recordTo(ctx context.Context, rt admin.Runtime, files *recording.Files) error {

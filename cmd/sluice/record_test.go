@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -147,7 +148,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	var stdout, stderr harness.SyncBuffer
 	code := make(chan int, 1)
 	go func() {
-		code <- run(ctx, []string{"record", "--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
+		code <- run(ctx, []string{"record", "--json", "--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
 	testwait.UntilWithin(t, 10*time.Second, "the recording is in progress", func() bool { return r.Metric("sluice_recording_active") == 1 })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
@@ -160,8 +161,15 @@ func TestRecordFromARunningRouter(t *testing.T) {
 		return err == nil && len(trace.Requests) == 1 && trace.Requests[0].Ended
 	})
 	stop()
-	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
+	var written recorded
+	if c := <-code; c != 0 || json.Unmarshal([]byte(stdout.String()), &written) != nil || len(written.Files) != 1 || written.Bytes <= 0 || written.Seconds <= 0 || stderr.String() != "" {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
+	}
+	var result struct{ Recordings []replayReport }
+	runJSON(t, &result, 0, append([]string{"replay", "--json", "--policy", "random"}, written.Files...)...)
+	if len(result.Recordings) != 1 || result.Recordings[0].Requests != 1 || result.Recordings[0].Ranks != 1 || result.Recordings[0].Began == nil ||
+		len(result.Recordings[0].Model) != 3 || result.Recordings[0].Model[0].Name != "recorded choices" || result.Recordings[0].Model[2].Name != "random" {
+		t.Errorf("replay: %+v", result)
 	}
 	testwait.UntilWithin(t, 10*time.Second, "the router records no more", func() bool { return r.Metric("sluice_recording_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))

@@ -38,6 +38,7 @@ const replayExamples = `
 
 func replayCommand() *cobra.Command {
 	var list []replay.Variant
+	var asJSON bool
 	cmd := newCommand(cobra.Command{
 		Use: "replay [flags] FILE...", GroupID: groupTest, Short: "compute what other weights or policies would have done with a recording", Long: replayLong, Example: replayExamples,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -50,10 +51,11 @@ func replayCommand() *cobra.Command {
 			return []string{"rec"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 	}, "0 printed, 1 a file cannot be used", func(cmd *cobra.Command, args []string) int {
-		return runReplay(args, list, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runReplay(args, list, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	cmd.Flags().Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule, comma-separated NAME=VALUE; may be repeated")
 	cmd.Flags().Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be repeated")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the results as JSON")
 	completeFlag(cmd, "policy", "kv", "round_robin", "random", "least_loaded")
 	return cmd
 }
@@ -94,7 +96,7 @@ func (v *variants) Set(s string) error {
 
 // runReplay groups the files by recording and prints, for each recording, what the variants
 // would have done.
-func runReplay(files []string, list []replay.Variant, stdout, stderr io.Writer) int {
+func runReplay(files []string, list []replay.Variant, asJSON bool, stdout, stderr io.Writer) int {
 	groups, err := recording.GroupByRecording(files)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice replay:", err)
@@ -104,7 +106,7 @@ func runReplay(files []string, list []replay.Variant, stdout, stderr io.Writer) 
 		list = []replay.Variant{{Name: "round_robin", Policy: "round_robin"}, {Name: "least_loaded", Policy: "least_loaded"},
 			{Name: "overlap_weight=0", Policy: "kv", Weights: map[string]float64{"overlap_weight": 0}}}
 	}
-	code := 1
+	code, reports := 1, []replayReport{}
 	for i, g := range groups {
 		trace, err := replay.Load(g.Files, func(err error) {
 			fmt.Fprintf(stderr, "sluice replay: %v; using the part that can be read\n", err)
@@ -113,15 +115,25 @@ func runReplay(files []string, list []replay.Variant, stdout, stderr io.Writer) 
 			fmt.Fprintln(stderr, "sluice replay:", err)
 			return 1
 		}
-		if len(groups) > 1 {
+		if len(groups) > 1 && !asJSON {
 			recordingHeading(stdout, i, &g)
 		}
 		if len(trace.Requests) == 0 {
 			fmt.Fprintln(stderr, "sluice replay: no request was placed during this recording")
 			continue
 		}
-		replayRecording(stdout, trace, list)
-		code = 0
+		r := replayRecording(trace, list)
+		if code = 0; asJSON {
+			reports = append(reports, r.report(&g))
+		} else {
+			r.print(stdout)
+		}
+	}
+	if asJSON && code == 0 {
+		if err := encodeJSON(stdout, map[string]any{"recordings": reports}); err != nil {
+			fmt.Fprintln(stderr, "sluice replay:", err)
+			return 1
+		}
 	}
 	return code
 }
@@ -142,8 +154,17 @@ func recordingHeading(w io.Writer, i int, g *recording.Group) {
 	fmt.Fprintf(w, "Recording begun %s, %s:\n", g.Began.Format(time.DateTime), files)
 }
 
-// replayRecording runs the variants concurrently and prints the table.
-func replayRecording(w io.Writer, trace *replay.Trace, list []replay.Variant) {
+// replayed is what the variants would have done with one recording.
+type replayed struct {
+	trace   *replay.Trace
+	results []replay.Result
+	rates   replay.Rates
+	timed   bool // the rates are those of the recording
+	took    time.Duration
+}
+
+// replayRecording runs the variants concurrently.
+func replayRecording(trace *replay.Trace, list []replay.Variant) *replayed {
 	all := []replay.Variant{{Name: "recorded choices", Recorded: true}, {Name: "same weights", Policy: trace.Policy, Weights: trace.Weights}}
 	for _, v := range list {
 		weights := maps.Clone(trace.Weights)
@@ -154,29 +175,88 @@ func replayRecording(w io.Writer, trace *replay.Trace, list []replay.Variant) {
 		v.Weights = weights
 		all = append(all, v)
 	}
-	rates, timed := trace.Calibrate()
-	results := make([]replay.Result, len(all))
+	r := &replayed{trace: trace, results: make([]replay.Result, len(all))}
+	r.rates, r.timed = trace.Calibrate()
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i, v := range all {
-		wg.Go(func() { results[i] = trace.Run(v, rates) })
+		wg.Go(func() { r.results[i] = trace.Run(v, r.rates) })
 	}
 	wg.Wait()
-	took := time.Since(began)
+	r.took = time.Since(began)
+	return r
+}
 
-	fmt.Fprintf(w, "%v, policy %s\n\n", trace, trace.Policy)
+// print prints the table and what it rests on.
+func (r *replayed) print(w io.Writer) {
+	fmt.Fprintf(w, "%v, policy %s\n\n", r.trace, r.trace.Policy)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(tw, "\tcached\timbalance\tTTFT p50\tTTFT p99\t\n")
-	if m, ok := trace.Measured(); ok || m.Requests > 0 {
+	if m, ok := r.trace.Measured(); ok || m.Requests > 0 {
 		row(tw, "measured", &m, ok)
 	}
-	for i := range results {
-		name := results[i].Variant.Name
-		row(tw, "model, "+name, &results[i], timed)
+	for i := range r.results {
+		name := r.results[i].Variant.Name
+		row(tw, "model, "+name, &r.results[i], r.timed)
 	}
 	tw.Flush()
-	explainModel(w, trace, &results[0], rates, timed)
-	fmt.Fprintf(w, "%s choices in %v.\n", humanize.Comma(int64(len(all)*len(trace.Requests))), took.Round(time.Millisecond))
+	explainModel(w, r.trace, &r.results[0], r.rates, r.timed)
+	fmt.Fprintf(w, "%s choices in %v.\n", humanize.Comma(int64(len(r.results)*len(r.trace.Requests))), r.took.Round(time.Millisecond))
+}
+
+// replayReport is the JSON of one recording. Times are in milliseconds.
+type replayReport struct {
+	Files      []string    `json:"files"`
+	Began      *time.Time  `json:"began,omitempty"` // nil for files before version 3
+	Policy     string      `json:"policy"`
+	Requests   int         `json:"requests"`
+	Ranks      int         `json:"ranks"`
+	Seconds    float64     `json:"seconds"`
+	Events     int         `json:"index_changes"`
+	Measured   *replayRow  `json:"measured,omitempty"` // as the engines reported
+	Model      []replayRow `json:"model"`
+	Reported   int         `json:"requests_with_reported_cached_tokens"`
+	WithinOne  int         `json:"requests_modelled_within_a_block"`
+	MeanError  float64     `json:"mean_error_tokens"`
+	Compared   int         `json:"choices_compared_with_index"`
+	Agreed     int         `json:"choices_equal_to_index"`
+	Dropped    uint64      `json:"entries_dropped"`
+	SkippedFor int         `json:"requests_skipped"`
+}
+
+type replayRow struct {
+	Name      string   `json:"name"`
+	Cached    float64  `json:"cached"`
+	Imbalance float64  `json:"imbalance"`
+	P50       *float64 `json:"ttft_p50_ms"` // null: no stream was recorded
+	P99       *float64 `json:"ttft_p99_ms"`
+}
+
+func (r *replayed) report(g *recording.Group) replayReport {
+	t, f := r.trace, r.results[0].Fidelity
+	out := replayReport{
+		Files: g.Files, Policy: t.Policy, Requests: len(t.Requests), Ranks: len(t.Ranks), Seconds: t.Span.Seconds(), Events: t.Events,
+		Reported: f.Requests, WithinOne: f.WithinOneBlock, MeanError: f.MeanError, Compared: t.Compared, Agreed: t.Agreed,
+		Dropped: t.Dropped, SkippedFor: t.Skipped,
+	}
+	if !g.Began.IsZero() {
+		out.Began = &g.Began
+	}
+	if m, ok := t.Measured(); ok || m.Requests > 0 {
+		out.Measured = new(jsonRow("measured", &m, ok))
+	}
+	for i := range r.results {
+		out.Model = append(out.Model, jsonRow(r.results[i].Variant.Name, &r.results[i], r.timed))
+	}
+	return out
+}
+
+func jsonRow(name string, r *replay.Result, timed bool) replayRow {
+	row := replayRow{Name: name, Cached: r.HitRate, Imbalance: r.Imbalance}
+	if timed {
+		row.P50, row.P99 = new(float64(r.P50)/1e6), new(float64(r.P99)/1e6)
+	}
+	return row
 }
 
 func row(w io.Writer, name string, r *replay.Result, timed bool) {

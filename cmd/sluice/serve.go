@@ -70,7 +70,7 @@ func serveCommand() *cobra.Command {
 func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) int {
 	format := flags.LogFormat(os.Environ())
 	fail := func(err error) int {
-		printFailure(stderr, format, "sluice serve", err)
+		printFailure(stderr, format, "sluice serve", err.Error())
 		return 1
 	}
 	cfg, wrong := flags.Resolve(os.Environ())
@@ -93,6 +93,7 @@ func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) i
 	fdlimit.GrowTable()
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given})
 	if err != nil {
+		err = startError(cfg, err)
 		given.ReportFailed(err)
 		return fail(err)
 	}

@@ -53,7 +53,7 @@ func sidecarCommand() *cobra.Command {
 // runSidecar runs the sidecar until ctx ends.
 func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr io.Writer) int {
 	fail := func(err error) int {
-		printFailure(stderr, flags.LogFormat(os.Environ()), "sluice sidecar", err)
+		printFailure(stderr, flags.LogFormat(os.Environ()), "sluice sidecar", err.Error())
 		return 1
 	}
 	given, err := app.InheritListeners()
@@ -75,6 +75,7 @@ func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr 
 	}
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, Sidecar: flags})
 	if err != nil {
+		err = startError(cfg, err)
 		given.ReportFailed(err)
 		return fail(err)
 	}

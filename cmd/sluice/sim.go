@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -34,14 +35,16 @@ const simExamples = `
 
 func simCommand() *cobra.Command {
 	var o sim.Options
+	var asJSON bool
 	fs := flag.NewFlagSet("sluice sim", flag.ContinueOnError)
 	o.Flags(fs)
 	cmd := newCommand(cobra.Command{
 		Use: "sim [flags]", GroupID: groupTest, Short: "run one simulated engine", Long: simLong, Example: simExamples,
 	}, "0 ended by a signal, 1 not started or crashed", func(cmd *cobra.Command, _ []string) int {
-		return runSim(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runSim(cmd.Context(), o, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	addGoFlags(cmd, fs)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the addresses as one line of JSON instead of the first line")
 	completeFlag(cmd, "role", "prefill", "decode", "aggregated")
 	completeFlag(cmd, "engine", "vllm", "sglang", "trtllm")
 	completeFlag(cmd, "pd", sim.PDFamilies()...)
@@ -49,20 +52,13 @@ func simCommand() *cobra.Command {
 }
 
 // runSim runs one simulated engine until ctx ends.
-func runSim(ctx context.Context, o sim.Options, stdout, stderr io.Writer) int {
+func runSim(ctx context.Context, o sim.Options, asJSON bool, stdout, stderr io.Writer) int {
 	e, err := sim.Start(ctx, o)
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	fmt.Fprintln(stdout, strings.TrimPrefix(e.URL(), "http://"))
-	fmt.Fprintf(stderr, "sim: %s %s engine, model %q\n", o.Engine, o.Role, o.Model)
-	if host, port := e.Bootstrap(); port > 0 {
-		fmt.Fprintf(stderr, "sim: bootstrap server on %s:%d\n", host, port)
-	}
-	for i, u := range e.KVEndpoints() {
-		fmt.Fprintf(stderr, "sim: rank %d publishes KV events at %s\n", i, u)
-	}
+	printEngine(e, &o, asJSON, stdout, stderr)
 	defer freezeOnSignal(e)()
 	dead := false
 	select {
@@ -79,6 +75,33 @@ func runSim(ctx context.Context, o sim.Options, stdout, stderr io.Writer) int {
 		return 1
 	}
 	return 0
+}
+
+// printEngine prints the addresses of an engine.
+func printEngine(e *sim.Engine, o *sim.Options, asJSON bool, stdout, stderr io.Writer) {
+	address, bootstrap := strings.TrimPrefix(e.URL(), "http://"), ""
+	if host, port := e.Bootstrap(); port > 0 {
+		bootstrap = fmt.Sprintf("%s:%d", host, port)
+	}
+	if asJSON {
+		_ = json.NewEncoder(stdout).Encode(struct { // an engine runs even if nobody reads its addresses
+			Address   string   `json:"address"`
+			Engine    string   `json:"engine"`
+			Role      string   `json:"role"`
+			Model     string   `json:"model"`
+			Bootstrap string   `json:"bootstrap,omitempty"`
+			KVEvents  []string `json:"kv_events,omitempty"` // by rank
+		}{address, o.Engine, o.Role, o.Model, bootstrap, e.KVEndpoints()})
+		return
+	}
+	fmt.Fprintln(stdout, address)
+	fmt.Fprintf(stderr, "sim: %s %s engine, model %q\n", o.Engine, o.Role, o.Model)
+	if bootstrap != "" {
+		fmt.Fprintf(stderr, "sim: bootstrap server on %s\n", bootstrap)
+	}
+	for i, u := range e.KVEndpoints() {
+		fmt.Fprintf(stderr, "sim: rank %d publishes KV events at %s\n", i, u)
+	}
 }
 
 // freezeOnSignal freezes the engine's core on SIGUSR1 and resumes it on SIGUSR2, until stop is

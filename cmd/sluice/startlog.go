@@ -1,14 +1,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
+	"sluice/router/app"
+	"sluice/router/config"
 	"sluice/router/obs"
 )
 
 // With log.format json every line that serve and sidecar print is JSON: the first one, with the
-// address, and errors before there is a log or after it.
+// address, and errors before there is a log or after it, those of the command line included.
 
 // printAddress prints the first line of standard output.
 func printAddress(stdout io.Writer, format, addr string) {
@@ -22,12 +25,21 @@ func printAddress(stdout io.Writer, format, addr string) {
 }
 
 // printFailure prints why a router did not start or ended.
-func printFailure(stderr io.Writer, format, command string, err error) {
+func printFailure(stderr io.Writer, format, command, reason string) {
 	if format != "json" {
-		fmt.Fprintf(stderr, "%s: %v\n", command, err)
+		fmt.Fprintf(stderr, "%s: %s\n", command, reason)
 		return
 	}
-	if log, _, logErr := obs.NewLogger(stderr, "info", format); logErr == nil {
-		log.Error("the router does not run", "error", err)
+	if log, _, err := obs.NewLogger(stderr, "info", format); err == nil {
+		log.Error("the router does not run", "error", reason)
 	}
+}
+
+// startError returns why a router did not start with a configuration that is valid in itself: the
+// faults that sluice check finds, which name a place in it, or else err.
+func startError(cfg *config.Config, err error) error {
+	if faults := app.CheckStart(cfg); len(faults) > 0 {
+		return errors.Join(faults...)
+	}
+	return err
 }

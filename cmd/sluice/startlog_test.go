@@ -52,6 +52,8 @@ func TestEveryLineIsJSON(t *testing.T) {
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.yaml")
 	harness.WriteFile(t, bad, "log: {format: json}\nlisten: nonsense\nlimits: {max_head: 1}\n")
+	noCert := filepath.Join(dir, "nocert.yaml")
+	harness.WriteFile(t, noCert, "log: {format: json}\ntls: {cert: "+dir+"/none.crt, key: "+dir+"/none.key}\n")
 	broken := filepath.Join(dir, "broken.yaml")
 	harness.WriteFile(t, broken, "log: {format: json}\nlisten: [\n")
 	for _, c := range []struct {
@@ -63,6 +65,12 @@ func TestEveryLineIsJSON(t *testing.T) {
 		{[]string{"serve", "--log-format", "json", "--config", filepath.Join(dir, "none.yaml")}, "no such file"},
 		{[]string{"serve", "--log-format", "json", "--admin", "off", "--listen", strings.TrimPrefix(e.URL(), "http://"), "--engine", "http://127.0.0.1:1"}, "in use"},
 		{[]string{"sidecar", "--log-format", "json"}, "0 engines"},
+		{[]string{"serve", "--log-format=json", "--lisetn", "x"}, "unknown flag --lisetn"},
+		{[]string{"serve", "--log-format", "json", "extra"}, "unexpected argument"},
+		{[]string{"serve", "--config", bad, "--dra"}, "unknown flag"},
+		{[]string{"serve", "--set", "log.format=json", "--config", bad, "--policy"}, "needs an argument"},
+		{[]string{"sidecar", "--nope", "--log-format", "json"}, "unknown flag"},
+		{[]string{"serve", "--config", noCert}, "nocert.yaml:2:13: tls.cert: certs: cannot stat"},
 	} {
 		out, err := exec.CommandContext(t.Context(), harness.BuiltBinary(t), c.args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), c.says) {
