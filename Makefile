@@ -151,6 +151,11 @@ bench-index: ## the KV index's figures beside their targets
 bench-nixl: ## figures of the tiers that tell of KV transfers, each beside its target
 	@scripts/bench_nixl.sh
 
+.PHONY: compare
+compare: build ## Sluice beside haproxy, nginx, vllm-router, sglang-router and smg: docs/compare.md (18 minutes, two quiet cores; QUICK=1: 3)
+	@scripts/bootstrap.sh --bench
+	@scripts/compare.py $(if $(QUICK),--quick,--report docs/compare.md)
+
 .PHONY: policies
 policies: build ## policies compared on modelled engines, then on a simulated fleet: docs/policies.md (twenty minutes, on a quiet box); with TRACE=file: that trace on modelled engines only
 	go test ./bench/placement -run TestPolicies -policies -v $(if $(TRACE),-trace $(abspath $(TRACE)))
@@ -185,6 +190,10 @@ charts-test: build ## check the Helm chart and the manifests with helm and kubec
 .PHONY: observability-test
 observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
+
+.PHONY: traces-test
+traces-test: build ## check traces with the real OpenTelemetry collector over gRPC and HTTP (builds it once, 2 minutes of CPU)
+	@scripts/traces_test.py
 
 .PHONY: docs
 docs: ## build the documentation as a site in build/site; broken links and missing pages are errors

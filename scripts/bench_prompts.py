@@ -52,7 +52,7 @@ class Prompts:
         )
         if out.returncode != 0:
             sys.exit("load of %d ids against %s failed: %s" % (ids, addr, out.stderr[-500:]))
-        return [int(x) for x in out.stdout.split()]
+        return [int(x) for x in out.stdout.split()][:2]
 
     def request(self, process, addr, ids, seconds, **how):
         """Returns the proxy's CPU per request in µs and the size of a request in bytes."""

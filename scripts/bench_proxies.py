@@ -36,7 +36,7 @@ events {{ worker_connections 8192; }}
 http {{
   access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
   client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000;
-  upstream engine {{ server {engine}; keepalive 512; keepalive_requests 1000000; }}
+  upstream engine {{ {servers} keepalive 512; keepalive_requests 1000000; }}
   server {{ listen 127.0.0.1:{port};
     location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; proxy_request_buffering off; }} }}
 }}
@@ -57,7 +57,7 @@ frontend f
   default_backend b
 backend b
   http-reuse always
-  server engine {engine}
+{servers}
 """
 
 
@@ -175,23 +175,23 @@ STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200
 TTFT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "20"]
 
 
-# Each function starts a proxy on a core and returns its name, process, address, and a path
-# that answers 200 when the proxy is ready.
+# Each function starts a proxy of one or more engines on a core and returns its name, process, address, and a
+# path that answers 200 when the proxy is ready.
 
 
-def nginx(start, cpu, tmp, engine):
+def nginx(start, cpu, tmp, *engines):
     port = free_port()
     d = tempfile.mkdtemp(dir=tmp)
     with open(d + "/nginx.conf", "w") as f:
-        f.write(NGINX.format(dir=d, engine=engine, port=port))
+        f.write(NGINX.format(dir=d, servers="".join("server %s;" % e for e in engines), port=port))
     return "nginx", start(cpu, ["nginx", "-p", d, "-c", d + "/nginx.conf"]), "127.0.0.1:%d" % port, "/health"
 
 
-def haproxy(start, cpu, tmp, engine):
+def haproxy(start, cpu, tmp, *engines):
     port = free_port()
     d = tempfile.mkdtemp(dir=tmp)
     with open(d + "/haproxy.cfg", "w") as f:
-        f.write(HAPROXY.format(engine=engine, port=port))
+        f.write(HAPROXY.format(servers="\n".join("  server engine%d %s" % e for e in enumerate(engines)), port=port))
     return "haproxy", start(cpu, ["haproxy", "-f", d + "/haproxy.cfg"]), "127.0.0.1:%d" % port, "/health"
 
 

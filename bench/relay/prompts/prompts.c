@@ -4,14 +4,18 @@
 // 16,384 ids, and a proxy that waits most of the time pays more for whatever it is asked.
 //
 //	prompts engine PORT                        answers every request once its body has come
-//	prompts load PORT CONNECTIONS IDS SECONDS  prints how many requests were answered, and
-//	                                           the bytes of one, head included
+//	prompts load PORT CONNECTIONS IDS SECONDS  prints how many requests were answered, the
+//	                                           bytes of one, head included, and the p50 and
+//	                                           p99 of their times in µs
 //	prompts text PORT CONNECTIONS BYTES SECONDS  likewise, with prompts of text; the engine's
 //	                                           /tokenize tells an id for each four bytes
+//	prompts new PORT CONNECTIONS BYTES SECONDS   likewise, each new from its first byte
+//	prompts same PORT CONNECTIONS BYTES SECONDS  likewise, one text for each connection
 //
-// Both on 127.0.0.1, one thread each. A connection sends the same prompt again and again, of
-// which the second half is another each time: a digit more in its middle is enough, for
-// blocks are hashed with all that is before them.
+// Both on 127.0.0.1, one thread each. With "load" and "text" a connection sends the same
+// prompt again and again, of which the second half is another each time: a digit more in its
+// middle is enough, for blocks are hashed with all that is before them. No two runs send the
+// same prompts, so a proxy has seen none of a run's in the run before.
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -23,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 64, MOST_FD = 1 << 16, HEAD = 8 << 10, PIECE = 1 << 20, CHANGED = 5 };
+enum { EVENTS = 64, MOST_FD = 1 << 16, HEAD = 8 << 10, PIECE = 1 << 20, CHANGED = 12, CHANGED_DIGITS = 5 };
 
 static int poll_fd;
 static char piece[PIECE];
@@ -50,7 +54,12 @@ static struct sockaddr_in at(const char *port) {
 }
 
 static unsigned random_below(unsigned n) {
-    static unsigned long s = 88172645463325252ul;
+    static unsigned long s;
+    if (s == 0) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        s = 88172645463325252ul ^ t.tv_nsec ^ (unsigned long)t.tv_sec << 30 ^ (unsigned long)getpid() << 12;
+    }
     s ^= s << 13, s ^= s >> 7, s ^= s << 17;
     return (s >> 16) % n;
 }
@@ -158,10 +167,20 @@ static void engine(const char *port) {
     }
 }
 
+// What changes from one request of a connection to the next.
+enum kind { IDS, TEXT, NEW, SAME };
+
 static struct {
     char *request;
     int n, change; // where what changes stands
+    double sent;
 } sends[MOST_FD];
+
+// The times of the answers in µs, as many as there is space for.
+static struct {
+    float at[1 << 21];
+    int n;
+} times;
 
 static double now(void) {
     struct timespec t;
@@ -171,12 +190,13 @@ static double now(void) {
 
 // prompt makes the request of a connection, of ids as they are in a vocabulary of 128,000, or
 // of so many bytes of text.
-static void prompt(int fd, int ids, int text) {
+static void prompt(int fd, int ids, enum kind kind) {
+    int text = kind != IDS;
     char *body = malloc(ids * 8 + 256), *p = body + sprintf(body, "{\"model\":\"sim\",\"prompt\":%c", text ? '"' : '[');
     int change = 0;
     for (int i = 0; i < ids && text; i++) {
         *p++ = i % 6 == 5 ? ' ' : 'a' + random_below(26);
-        if (i == ids / 2)
+        if (i == (kind == NEW ? CHANGED - 1 : ids / 2))
             change = p - body - CHANGED;
     }
     for (int i = 0; i < ids && !text; i++) {
@@ -194,14 +214,31 @@ static void prompt(int fd, int ids, int text) {
     free(body);
 }
 
-static void ask(int fd) {
-    for (int i = 0; i < CHANGED; i++)
+static void ask(int fd, enum kind kind) {
+    for (int i = 0; i < CHANGED_DIGITS && kind == IDS; i++)
         sends[fd].request[sends[fd].change + i] = '1' + random_below(9);
+    for (int i = 0; i < CHANGED && (kind == TEXT || kind == NEW); i++)
+        sends[fd].request[sends[fd].change + i] = 'a' + random_below(26);
+    sends[fd].sent = now();
     if (!say_all(fd, sends[fd].request, sends[fd].n))
         die("send");
 }
 
-static void load(const char *port, int connections, int ids, double seconds, int text) {
+static int by_size(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+// ends reports whether n bytes end an answer: with its object, or with the last chunk of it. Some proxies
+// send the head alone first.
+static int ends(const char *p, long n) {
+    const char *body = memcmp(p, "HTTP/1.1 ", n < 9 ? n : 9) == 0 ? memmem(p, n, "\r\n\r\n", 4) : NULL;
+    if (body && body + 4 == p + n)
+        return 0;
+    return p[n - 1] == '}' || (n >= 5 && memcmp(p + n - 5, "0\r\n\r\n", 5) == 0);
+}
+
+static void load(const char *port, int connections, int ids, double seconds, enum kind kind) {
     struct sockaddr_in a = at(port);
     int one = 0;
     for (int i = 0; i < connections; i++) {
@@ -209,8 +246,8 @@ static void load(const char *port, int connections, int ids, double seconds, int
         if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) < 0)
             die("connect");
         watch(fd);
-        prompt(fd, ids, text);
-        ask(fd);
+        prompt(fd, ids, kind);
+        ask(fd, kind);
         one = sends[fd].n;
     }
     long answered = 0;
@@ -225,23 +262,28 @@ static void load(const char *port, int connections, int ids, double seconds, int
                 fprintf(stderr, "no answer: %.*s\n", (int)(got < 0 ? 0 : got > 300 ? 300 : got), piece);
                 exit(1);
             }
-            if (memcmp(piece + got - 1, "}", 1) != 0)
-                continue; // its head alone, by some proxies
+            if (!ends(piece, got))
+                continue;
             answered++;
-            ask(fd);
+            if (times.n < (int)(sizeof times.at / sizeof *times.at))
+                times.at[times.n++] = (now() - sends[fd].sent) * 1e6;
+            ask(fd, kind);
         }
     }
-    printf("%ld %d\n", answered, one);
+    qsort(times.at, times.n, sizeof *times.at, by_size);
+    printf("%ld %d %.0f %.0f\n", answered, one, times.at[times.n / 2], times.at[times.n * 99L / 100]);
 }
 
 int main(int argc, char **argv) {
     poll_fd = epoll_create1(0);
     if (argc == 3 && strcmp(argv[1], "engine") == 0)
         engine(argv[2]);
-    int text = argc == 6 && strcmp(argv[1], "text") == 0;
-    if (argc != 6 || (!text && strcmp(argv[1], "load") != 0)) {
-        fprintf(stderr, "prompts engine PORT | prompts load PORT CONNECTIONS IDS SECONDS | prompts text PORT CONNECTIONS BYTES SECONDS\n");
-        return 2;
-    }
-    load(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]), text);
+    static const char *kinds[] = {[IDS] = "load", [TEXT] = "text", [NEW] = "new", [SAME] = "same"};
+    for (int kind = IDS; argc == 6 && kind <= SAME; kind++)
+        if (strcmp(argv[1], kinds[kind]) == 0) {
+            load(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]), kind);
+            return 0;
+        }
+    fprintf(stderr, "prompts engine PORT | prompts load PORT CONNECTIONS IDS SECONDS | prompts text|new|same PORT CONNECTIONS BYTES SECONDS\n");
+    return 2;
 }
