@@ -163,6 +163,11 @@ ifndef TRACE
 	scripts/policies.py
 endif
 
+.PHONY: overload
+overload: build ## more load than a simulated fleet can serve, through Sluice, haproxy and sglang-router: docs/overload.md (half an hour, on a quiet box; OVERLOAD=--quick: 3 minutes, OVERLOAD=sessions: agents)
+	@scripts/bootstrap.sh --bench
+	@scripts/overload.py $(OVERLOAD)
+
 .PHONY: e2e-vllm
 e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 20 minutes)
 	scripts/e2e-vllm.sh

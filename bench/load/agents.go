@@ -59,9 +59,10 @@ func (a *agent) pause() time.Duration {
 	return time.Duration(a.rng.ExpFloat64() * float64(a.src.Pause))
 }
 
-func (a *agent) job() Job {
+// job returns the next request; final says that it is the last.
+func (a *agent) job(final bool) Job {
 	n := lengthOf(a.rng, a.src.OutputTokens, a.src.Spread)
-	return Job{Body: a.render(n), Tokens: a.tokens, Output: n, Session: a.session, source: a.index, collect: true}
+	return Job{Body: a.render(n), Tokens: a.tokens, Output: n, Session: a.session, source: a.index, collect: true, final: final}
 }
 
 // render writes the request body.
@@ -143,7 +144,7 @@ func (r *run) runAgent(ctx context.Context, a *agent, c *client) bool {
 		if turn > 0 && !pause(ctx, a.pause()) || ctx.Err() != nil {
 			return false
 		}
-		res, ok := r.runTurn(ctx, a.job(), c)
+		res, ok := r.runTurn(ctx, a.job(turn == a.turns-1), c)
 		if !ok {
 			return false
 		}

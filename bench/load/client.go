@@ -142,6 +142,9 @@ func (c *client) try(ctx context.Context, job *Job, from, deadline time.Time, r 
 	}
 	c.out = append(c.out, "\r\n"...)
 	c.out = append(c.out, c.heads[job.source]...)
+	if job.final {
+		c.out = append(c.out, "X-Sluice-Session-Final: true\r\n"...)
+	}
 	c.out = append(append(c.out, "\r\n"...), job.Body...)
 	if _, err := c.conn.Write(c.out); err != nil {
 		return fmt.Errorf("%w: %w", errIdleClosed, err)

@@ -353,6 +353,7 @@ func TestAgents(t *testing.T) {
 		answer      []uint32
 		first, last time.Time // arrival of the first request, end of the last
 		turns       int
+		final       bool
 		pauses      time.Duration
 	}
 	sessions := map[string]*state{}
@@ -380,6 +381,10 @@ func TestAgents(t *testing.T) {
 		if len(in.Prompt) <= len(before) || !slices.Equal(in.Prompt[:len(before)], before) {
 			t.Errorf("session %s, turn %d: the prompt of %d tokens does not begin with the %d of the conversation so far", id, s.turns, len(in.Prompt), len(before))
 		}
+		if s.final {
+			t.Errorf("session %s: a request after its last", id)
+		}
+		s.final = r.Header.Get("X-Sluice-Session-Final") == "true"
 		if s.turns > 0 {
 			s.pauses += time.Since(s.last)
 		}
@@ -400,6 +405,9 @@ func TestAgents(t *testing.T) {
 	}
 	turns, longest, pauses := 0, 0.0, time.Duration(0)
 	for id, s := range sessions {
+		if !s.final {
+			t.Errorf("session %s: the last request does not say that it is", id)
+		}
 		if s.turns < 4 || s.turns > 9 {
 			t.Errorf("session %s has %d turns; want 4 to 9", id, s.turns)
 		}

@@ -20,6 +20,7 @@ type Job struct {
 
 	source  int  // index of its source
 	collect bool // the answer is needed, see Result.output
+	final   bool // the last request of its session, which X-Sluice-Session-Final says
 }
 
 // workload returns jobs one by one; next is called from one goroutine at a time.
