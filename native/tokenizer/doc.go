@@ -6,9 +6,10 @@
 // and Model.Encode do the work. A binary without the library, or built without cgo, has
 // the same API, and Open says why there is none.
 //
-// Calls compute, so no event loop may make them. They run on threads of the library's
-// own, at most one for each of Go's processors and eight in all. A call that takes longer
-// than LoadOptions.Timeout, with its wait for a thread, is abandoned: its caller gets an
-// error at once, and the thread is busy until the call ends, which the bounds of its
-// input and of a template's steps ensure.
+// Calls compute, so no event loop may make them. A call with at most 64 KiB runs on its
+// caller's thread, a longer one on a thread of the library's own; of each, at most one for
+// each of Go's processors runs at once, and eight in all. A long call that takes more than
+// LoadOptions.Timeout, with its wait for a thread, is abandoned: its caller gets an error
+// at once, and the thread is busy until the call ends. The bounds of its input and of a
+// template's steps ensure that every call ends.
 package tokenizer

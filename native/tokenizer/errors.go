@@ -21,6 +21,7 @@ const (
 	CodeLimit                       // the input, the text or the template's steps exceed a bound
 	CodeDeadline                    // the call took longer than LoadOptions.Timeout
 	CodePanic                       // a defect of the library
+	codeThread                      // internal: this thread may not encode
 )
 
 var codeTexts = [...]string{"", "bad argument", "not found", "unsupported", "bad input", "template error", "over a limit", "timed out", "the library panicked"}

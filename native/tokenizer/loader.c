@@ -19,7 +19,7 @@
   X(void, close, (struct sluice_tok_model *))                                                                 \
   X(int, info, (const struct sluice_tok_model *, uint32_t, struct sluice_tok_result *))                       \
   X(int, render, (const struct sluice_tok_model *, const uint8_t *, size_t, const uint8_t *, size_t, uint64_t, struct sluice_tok_result *)) \
-  X(int, encode, (const struct sluice_tok_model *, const uint8_t *, size_t, int, uint32_t *, size_t, struct sluice_tok_result *))
+  X(int, encode, (const struct sluice_tok_model *, const uint8_t *, size_t, uint32_t, uint32_t *, size_t, struct sluice_tok_result *))
 
 struct api {
 #define X(result, name, args) result(*name) args;
@@ -112,9 +112,9 @@ int sluice_tokenizer_render(const struct sluice_tok_model *model, const uint8_t 
   return table.render(model, template_text, template_len, input, input_len, timeout_ns, out);
 }
 
-int sluice_tokenizer_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, int add_special,
+int sluice_tokenizer_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, uint32_t flags,
                             uint32_t *dst, size_t dst_cap, struct sluice_tok_result *out) {
-  return table.encode(model, text, text_len, add_special, dst, dst_cap, out);
+  return table.encode(model, text, text_len, flags, dst, dst_cap, out);
 }
 
 void sluice_tokenizer_free(struct sluice_tok_result *r) { table.free(r); }

@@ -18,7 +18,7 @@ void sluice_tokenizer_close_model(struct sluice_tok_model *model);
 int sluice_tokenizer_info(const struct sluice_tok_model *model, uint32_t what, struct sluice_tok_result *out);
 int sluice_tokenizer_render(const struct sluice_tok_model *model, const uint8_t *template_text, size_t template_len,
                             const uint8_t *input, size_t input_len, uint64_t timeout_ns, struct sluice_tok_result *out);
-int sluice_tokenizer_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, int add_special,
+int sluice_tokenizer_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, uint32_t flags,
                             uint32_t *dst, size_t dst_cap, struct sluice_tok_result *out);
 void sluice_tokenizer_free(struct sluice_tok_result *r);
 

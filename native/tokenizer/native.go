@@ -28,8 +28,14 @@ import (
 // Library is the loaded library.
 type Library struct {
 	path string
-	work chan func() // to the threads that make the calls
+	work chan func()   // to the threads that make long calls
+	here chan struct{} // one element for each call on its caller's thread
 }
+
+// shortInput bounds the bytes of a call that is made on its caller's thread: handing it
+// to another one would take longer than the call. The bounds of a template's steps stop
+// it within a second.
+const shortInput = 64 << 10
 
 // maxThreads bounds the threads that make calls: the encoder keeps words in memory of the
 // thread, up to some tens of MiB, so calls from any thread would use memory without bound.
@@ -37,8 +43,9 @@ const maxThreads = 8
 
 // start starts the threads, which live as long as the process, as the library does.
 func (l *Library) start() {
-	l.work = make(chan func())
-	for range max(1, min(runtime.GOMAXPROCS(0), maxThreads)) {
+	n := max(1, min(runtime.GOMAXPROCS(0), maxThreads))
+	l.work, l.here = make(chan func()), make(chan struct{}, n)
+	for range n {
 		go func() {
 			runtime.LockOSThread()
 			for call := range l.work {
@@ -211,13 +218,34 @@ func (m *Model) end() {
 type job struct {
 	input    []byte
 	template string
-	special  bool
 	ids      []uint32
 	err      error
 	out      *C.struct_sluice_tok_result // apart: C must not see the job's other pointers
 	done     chan struct{}
 	result   sync.Mutex // guards left and whether out is freed
 	left     bool
+}
+
+// runHere makes a call on this thread. At most as many run at once as there are threads
+// for long calls.
+func (m *Model) runHere(verb string, call func() error) error {
+	select {
+	case m.library.here <- struct{}{}:
+	default:
+		timer := time.NewTimer(m.timeout)
+		defer timer.Stop()
+		select {
+		case m.library.here <- struct{}{}:
+		case <-timer.C:
+			return &Error{Verb: verb, Code: CodeDeadline, Reason: m.timeout.String()}
+		}
+	}
+	defer func() { <-m.library.here }()
+	if err := m.begin(); err != nil {
+		return err
+	}
+	defer m.end()
+	return call()
 }
 
 // run executes call on one of the library's threads and waits for it, at most for the
@@ -284,12 +312,16 @@ func (j *job) leave() bool {
 // meaning is that of transformers' apply_chat_template. The error is an *Error or
 // ErrClosed.
 func (m *Model) Render(dst []byte, template string, input []byte) ([]byte, error) {
+	var out C.struct_sluice_tok_result
+	if len(input) <= shortInput {
+		if err := m.runHere("render", func() error { return m.render(template, input, m.timeout, &out) }); err != nil {
+			return dst, err
+		}
+		defer C.sluice_tokenizer_free(&out)
+		return append(dst, text(&out)...), nil
+	}
 	j := &job{input: append([]byte(nil), input...), template: template, out: new(C.struct_sluice_tok_result)}
-	err := m.run(j, "render", func(j *job, left time.Duration) {
-		code := C.sluice_tokenizer_render(m.model, (*C.uint8_t)(unsafe.StringData(j.template)), C.size_t(len(j.template)),
-			(*C.uint8_t)(unsafe.SliceData(j.input)), C.size_t(len(j.input)), C.uint64_t(left), j.out)
-		j.err = failure("render", code, j.out)
-	})
+	err := m.run(j, "render", func(j *job, left time.Duration) { j.err = m.render(j.template, j.input, left, j.out) })
 	if err != nil {
 		return dst, err
 	}
@@ -297,29 +329,56 @@ func (m *Model) Render(dst []byte, template string, input []byte) ([]byte, error
 	return append(dst, text(j.out)...), nil
 }
 
+func (m *Model) render(template string, input []byte, left time.Duration, out *C.struct_sluice_tok_result) error {
+	code := C.sluice_tokenizer_render(m.model, (*C.uint8_t)(unsafe.StringData(template)), C.size_t(len(template)),
+		(*C.uint8_t)(unsafe.SliceData(input)), C.size_t(len(input)), C.uint64_t(left), out)
+	return failure("render", code, out)
+}
+
 // Encode appends the ids of a text to dst, with the special tokens that the model adds
 // to a text if addSpecial is set. The text must be UTF-8. The error is an *Error or
 // ErrClosed.
 func (m *Model) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32, error) {
-	j := &job{input: append([]byte(nil), text...), special: addSpecial, ids: make([]uint32, len(text)/3+16), out: new(C.struct_sluice_tok_result)}
-	err := m.run(j, "encode", func(j *job, _ time.Duration) {
-		special := C.int(0)
-		if j.special {
-			special = 1
+	flags := C.uint32_t(0)
+	if addSpecial {
+		flags = C.SLUICE_TOK_ADD_SPECIAL
+	}
+	if len(text) <= shortInput {
+		var out C.struct_sluice_tok_result
+		dst = slices.Grow(dst, len(text)/3+16)
+		err := m.runHere("encode", func() error { return m.encode(dst[len(dst):cap(dst)], text, flags, &out) })
+		if err == nil {
+			defer C.sluice_tokenizer_free(&out)
+			return appendIDs(dst, dst[len(dst):cap(dst)], &out), nil
 		}
-		code := C.sluice_tokenizer_encode(m.model, (*C.uint8_t)(unsafe.SliceData(j.input)), C.size_t(len(j.input)), special,
-			(*C.uint32_t)(unsafe.SliceData(j.ids)), C.size_t(len(j.ids)), j.out)
-		j.err = failure("encode", code, j.out)
+		if e, ok := err.(*Error); !ok || e.Code != codeThread {
+			return dst, err
+		}
+	}
+	j := &job{input: append([]byte(nil), text...), ids: make([]uint32, len(text)/3+16), out: new(C.struct_sluice_tok_result)}
+	err := m.run(j, "encode", func(j *job, _ time.Duration) {
+		j.err = m.encode(j.ids, j.input, flags|C.SLUICE_TOK_ADMIT, j.out)
 	})
 	if err != nil {
 		return dst, err
 	}
 	defer C.sluice_tokenizer_free(j.out)
-	n := int(j.out.len)
-	if j.out.data == nil {
-		return append(dst, j.ids[:n]...), nil
+	return appendIDs(dst, j.ids, j.out), nil
+}
+
+func (m *Model) encode(ids []uint32, text []byte, flags C.uint32_t, out *C.struct_sluice_tok_result) error {
+	code := C.sluice_tokenizer_encode(m.model, (*C.uint8_t)(unsafe.SliceData(text)), C.size_t(len(text)), flags,
+		(*C.uint32_t)(unsafe.SliceData(ids)), C.size_t(len(ids)), out)
+	return failure("encode", code, out)
+}
+
+// appendIDs appends the ids of an encoding, which are in ids if they fit there.
+func appendIDs(dst, ids []uint32, out *C.struct_sluice_tok_result) []uint32 {
+	n := int(out.len)
+	if out.data != nil {
+		return append(dst, unsafe.Slice((*uint32)(out.data), n)...)
 	}
-	return append(dst, unsafe.Slice((*uint32)(j.out.data), n)...), nil
+	return append(dst, ids[:n]...)
 }
 
 // failure turns a code and its text into an error and frees the text.

@@ -29,7 +29,8 @@ enum sluice_tok_code {
                                * the request, so it may go to the client but not to a log */
   SLUICE_TOK_LIMIT = 6,       /* the input, the text or the template's steps exceed a bound */
   SLUICE_TOK_DEADLINE = 7,    /* the time was over */
-  SLUICE_TOK_PANIC = 8        /* a defect of the library; the model can still be used */
+  SLUICE_TOK_PANIC = 8,       /* a defect of the library; the model can still be used */
+  SLUICE_TOK_THREAD = 9       /* this thread may not encode, see SLUICE_TOK_ADMIT */
 };
 
 /* A loaded model. */
@@ -53,6 +54,9 @@ struct sluice_tok_options {
 /* Encode with Hugging Face's tokenizers, although fastokens, which is faster, gives the
  * same ids for the probes that loading compares. For tests and measurements. */
 #define SLUICE_TOK_REFERENCE 1
+
+#define SLUICE_TOK_ADD_SPECIAL 1
+#define SLUICE_TOK_ADMIT 2
 
 /* The ABI of the library: SLUICE_TOK_ABI of the header that it was built with. */
 uint32_t sluice_tok_abi_version(void);
@@ -96,8 +100,11 @@ int sluice_tok_render(const struct sluice_tok_model *model, const uint8_t *templ
 
 /* Encodes a text. The ids go to dst if dst_cap of them suffice, and out->data is then
  * NULL; else to out->data. out->len is their number.
- * add_special: whether the post-processor adds the model's special tokens. */
-int sluice_tok_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, int add_special,
+ * flags: SLUICE_TOK_ADD_SPECIAL, for the special tokens that the post-processor adds, and
+ *   SLUICE_TOK_ADMIT. The encoder keeps words in memory of the thread, some tens of MiB at
+ *   most, so sixteen threads may encode; another gets SLUICE_TOK_THREAD unless it has
+ *   SLUICE_TOK_ADMIT. A thread that ends makes room. */
+int sluice_tok_encode(const struct sluice_tok_model *model, const uint8_t *text, size_t text_len, uint32_t flags,
                       uint32_t *dst, size_t dst_cap, struct sluice_tok_result *out);
 
 #endif

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -52,7 +51,8 @@ func TestOpenWithoutLibrary(t *testing.T) {
 	if _, err = Open(garbage); !errors.As(err, &e) || e.Absent() || e.Attempts[0].Code != dl.LoadBroken {
 		t.Fatalf("Open of a broken file: %v, want LoadBroken", err)
 	}
-	if _, err = Open("/lib/x86_64-linux-gnu/libz.so.1"); runtime.GOARCH == "amd64" && errors.As(err, &e) && e.Attempts[0].Code != dl.LoadSymbol && !e.Absent() {
+	// LoadOther if a test before this one has loaded the library.
+	if _, err = Open("libm.so.6"); !errors.As(err, &e) || e.Attempts[0].Code != dl.LoadSymbol && e.Attempts[0].Code != dl.LoadOther {
 		t.Fatalf("Open of another library: %v, want LoadSymbol", err)
 	}
 }

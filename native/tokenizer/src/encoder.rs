@@ -2,6 +2,9 @@
 //! fastokens, which is several times as fast on byte-pair models and is used only for a
 //! model for which it gives the same ids.
 
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokenizers::Tokenizer;
 
 use crate::error::{Code, Error, Result};
@@ -28,7 +31,11 @@ impl Encoder {
         }
     }
 
-    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+    /// Encodes a text. admit lets a thread encode that may not otherwise.
+    pub fn encode(&self, text: &str, add_special: bool, admit: bool) -> Result<Vec<u32>> {
+        if matches!(self, Encoder::Fast(_)) && !admitted(admit) {
+            return Err(Error::new(Code::Thread, "too many threads have encoded"));
+        }
         match self {
             Encoder::Reference(t) => reference_ids(t, text, add_special),
             Encoder::Fast(t) => t
@@ -36,6 +43,38 @@ impl Encoder {
                 .map_err(|e| Error::new(Code::Input, format!("cannot encode the text: {e}"))),
         }
     }
+}
+
+/// The threads that have encoded, and how many may. fastokens keeps words in memory of
+/// the thread, so their number bounds its memory.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+const MAX_THREADS: usize = 16;
+
+/// A thread's place among those that have encoded, until it ends.
+struct Place;
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        THREADS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+thread_local! {
+    static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
+}
+
+fn admitted(admit: bool) -> bool {
+    PLACE.with_borrow_mut(|place| {
+        if place.is_some() {
+            return true;
+        }
+        if THREADS.fetch_add(1, Ordering::Relaxed) >= MAX_THREADS && !admit {
+            THREADS.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        *place = Some(Place);
+        true
+    })
 }
 
 fn reference_ids(t: &Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>> {

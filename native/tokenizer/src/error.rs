@@ -15,6 +15,7 @@ pub enum Code {
     Limit = 6,
     Deadline = 7,
     Panic = 8,
+    Thread = 9,
 }
 
 /// An error and what it is about. The text of `Template` can quote the request.

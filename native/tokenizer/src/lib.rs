@@ -210,7 +210,7 @@ pub unsafe extern "C" fn sluice_tok_encode(
     m: *const Handle,
     text: *const u8,
     text_len: usize,
-    add_special: c_int,
+    flags: u32,
     dst: *mut u32,
     dst_cap: usize,
     out: *mut RawResult,
@@ -218,7 +218,10 @@ pub unsafe extern "C" fn sluice_tok_encode(
     guard(out, |out| {
         // SAFETY: the header asks for it.
         let (m, text) = unsafe { (model(m)?, bytes(text, text_len)) };
-        let ids = m.encode(text, add_special != 0)?;
+        if flags > 3 {
+            return Err(Error::new(Code::Argument, "unknown flags"));
+        }
+        let ids = m.encode(text, flags & 1 != 0, flags & 2 != 0)?;
         give_ids(&ids, dst, dst_cap, out);
         Ok(())
     })

@@ -146,9 +146,9 @@ impl Model {
     }
 
     /// The ids of a text, as the engines' call of `encode`.
-    pub fn encode(&self, text: &[u8], add_special: bool) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: &[u8], add_special: bool, admit: bool) -> Result<Vec<u32>> {
         let text = self.text(text)?;
-        self.encoder.encode(text, add_special)
+        self.encoder.encode(text, add_special, admit)
     }
 }
 
