@@ -197,6 +197,10 @@ def program_layer(binary, licenses, time):
     for source, target in (("LICENSE", "usr/share/doc/sluice/copyright"), ("NOTICE", "usr/share/doc/sluice/NOTICE"), ("router/config/schema.json", "usr/share/sluice/sluice.schema.json")):
         with open(os.path.join(ROOT, source), "rb") as f:
             layer.add(target, f.read())
+    tokenizer = os.path.join(os.path.dirname(binary), "lib", "libsluice_tokenizer.so")  # as scripts/packages.sh builds it
+    if os.path.exists(tokenizer):
+        with open(tokenizer, "rb") as f:
+            layer.add("usr/lib/sluice/libsluice_tokenizer.so", f.read(), 0o755)
     if licenses:
         for name in sorted(os.listdir(licenses)):
             with open(os.path.join(licenses, name), "rb") as f:

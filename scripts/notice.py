@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Writes NOTICE: the licences of the modules that are linked into bin/sluice.
+"""Writes NOTICE: the licences of the modules that are linked into bin/sluice; and
+native/tokenizer/NOTICE: those of the crates in libsluice_tokenizer.so.
 
-The texts come from the Go module cache; the script needs no network.
+The texts come from the Go module cache and from cargo's registry; the script needs no network.
 
   scripts/notice.py           writes NOTICE
-  scripts/notice.py --check   fails if NOTICE is not current
+  scripts/notice.py --crates  writes native/tokenizer/NOTICE, where cargo is installed
+  scripts/notice.py --check   fails if one of them is not current
 """
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -48,6 +51,8 @@ def kind(text):
         return "BSD-3-Clause" if "endorse or promote" in flat else "BSD-2-Clause"
     if "permission is hereby granted, free of charge" in flat:
         return "MIT"
+    if "unicode, inc." in flat and "data files and any associated documentation" in flat:
+        return "Unicode-3.0"
     if "permission to use, copy, modify, and" in flat and "distribute this software" in flat:
         return "ISC"
     return ""
@@ -93,7 +98,80 @@ def notice():
     return "\n".join(out) + "\n"
 
 
+TOKENIZER = os.path.join(ROOT, "native", "tokenizer")
+CRATES = os.path.join(TOKENIZER, "NOTICE")
+ACCEPTED = {"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0"}
+
+
+def lock_line():
+    with open(os.path.join(TOKENIZER, "Cargo.lock"), "rb") as f:
+        return "Cargo.lock: sha256 " + hashlib.sha256(f.read()).hexdigest()
+
+
+def crates():
+    """Returns {(name, version): (licence expression, folder)} of every crate that is linked."""
+    text = subprocess.run(["cargo", "metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu"],
+                          cwd=TOKENIZER, check=True, capture_output=True, text=True).stdout
+    data = json.loads(text)
+    nodes = {n["id"]: n for n in data["resolve"]["nodes"]}
+    packages = {p["id"]: p for p in data["packages"]}
+    found, seen, todo = {}, set(), [data["resolve"]["root"]]
+    while todo:
+        i = todo.pop()
+        p = packages[i]
+        if i in seen or any("proc-macro" in t["kind"] for t in p["targets"]):
+            continue  # a macro runs in the compiler
+        seen.add(i)
+        todo += [d["pkg"] for d in nodes[i]["deps"] if any(k["kind"] is None for k in d["dep_kinds"])]
+        if i != data["resolve"]["root"]:
+            found[p["name"], p["version"]] = (p["license"] or "", os.path.dirname(p["manifest_path"]))
+    return found
+
+
+# Licences of code that a crate contains, in files of other names.
+CONTAINED = {"fastokens": "NOTICES.txt", "pcre2-sys": os.path.join("upstream", "include", "pcre2.h")}
+
+
+def contained(name, folder):
+    """Returns the licence text of what a crate contains, or ""."""
+    if name not in CONTAINED:
+        return ""
+    with open(os.path.join(folder, CONTAINED[name]), encoding="utf-8") as f:
+        text = f.read()
+    return text.split("#ifndef")[0].strip() if CONTAINED[name].endswith(".h") else text.strip()
+
+
+def crates_notice():
+    rows, texts = [], {}
+    for (name, version), (expression, folder) in sorted(crates().items()):
+        files = {}
+        for file, text in texts_of(folder):
+            files.setdefault(kind(text), (file, text))
+        # Of several licences to choose from, the first that we accept and whose text is there.
+        need = ["Unicode-3.0", "MIT"] if " AND " in expression else [next((k for k in ["MIT", "Apache-2.0", *sorted(ACCEPTED)] if k in files), "")]
+        if not all(k in files and k in ACCEPTED for k in need):
+            sys.exit(f"notice: cannot identify the licence of the crate {name} {version} ({expression})")
+        if more := contained(name, folder):
+            texts.setdefault(" ".join(more.split()), (more, []))[1].append(f"contained in {name}")
+        for k in need:
+            texts.setdefault(" ".join(files[k][1].split()), (files[k][1], []))[1].append(name)
+        rows.append(f"{name} {version}: {' and '.join(need)}")
+    out = ["libsluice_tokenizer.so contains the crates below and Rust's standard library (MIT or Apache-2.0).",
+           "scripts/notice.py --crates writes this file.", lock_line(), "", *rows]
+    for text, users in texts.values():
+        out += ["", "=" * 78, ", ".join(users), "=" * 78, "", *(line.rstrip() for line in text.splitlines())]
+    return "\n".join(out) + "\n"
+
+
 def main():
+    if sys.argv[1:] == ["--crates"]:
+        with open(CRATES, "w", encoding="utf-8") as f:
+            f.write(crates_notice())
+        return
+    if sys.argv[1:] == ["--check"]:
+        with open(CRATES, encoding="utf-8") as f:
+            if lock_line() not in f.read():
+                sys.exit("notice: native/tokenizer/NOTICE is not current; run scripts/notice.py --crates")
     want = notice()
     if sys.argv[1:] == ["--check"]:
         with open(PATH, encoding="utf-8") as f:

@@ -154,6 +154,10 @@ check "the .rpm has the units" grep -qx /usr/lib/systemd/system/sluice.service "
 check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
 dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sed 's#/usr/share/zsh/vendor-completions/#/usr/share/zsh/site-functions/#' | sort >"$work/deb.list"
 check "the licences of the static libraries are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libzmq"
+if command -v cargo >/dev/null; then
+  check "the native tokenizer is in the package" grep -qx /usr/lib/sluice/libsluice_tokenizer.so "$work/deb.list"
+  check "the licences of its crates are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libsluice_tokenizer"
+fi
 check "both packages have the same files" bash -c "comm -3 '$work/deb.list' <(grep -Fxf '$work/deb.list' '$work/rpm.list') | tee /dev/stderr | wc -l | grep -qx 0"
 
 # The wheels, in an environment of their own.

@@ -6,7 +6,8 @@
 #
 # The binary is stripped and links libzmq statically where its archives allow
 # (scripts/static-zmq.sh). NIXL, UCX and CUDA are opened at run time where a node has them, so
-# no package depends on them. The tools are built from the Go module proxy, in versions named
+# no package depends on them. The packages contain the native tokenizer if cargo is installed
+# where they are built. The tools are built from the Go module proxy, in versions named
 # here, and kept in the cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +17,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift 2 ;;
     --version) version=$2; shift 2 ;;
-    -h | --help) sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "packages: unknown argument \"$1\"; want --out DIR or --version VERSION" >&2; exit 2 ;;
   esac
 done
@@ -62,6 +63,9 @@ echo "packages: building sluice $version" >&2
 go build -trimpath \
   -ldflags "-s -w -X main.version=$version -X main.commit=$commit -X main.date=$date ${flags[*]@Q}" \
   -o "$build/sluice" ./cmd/sluice
+mkdir -p "$build/lib"
+scripts/tokenizer.sh "$build/lib/libsluice_tokenizer.so"
+[ ! -e "$build/lib/libsluice_tokenizer.so" ] || cp native/tokenizer/NOTICE "$build/licenses/libsluice_tokenizer"
 # Man pages, of a build with cobra/doc (see cmd/sluice/man.go), and completion scripts.
 go run -tags mandoc -ldflags "-X main.version=$version -X main.date=$date" ./cmd/sluice man "$build/man"
 gzip -9n "$build"/man/*.1
@@ -70,7 +74,7 @@ for shell in bash zsh fish; do "$build/sluice" completion "$shell" >"$build/comp
 for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
-tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion
+tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" --transform 's,^lib/,,' -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion $(cd "$build" && ls lib/*.so 2>/dev/null)
 "$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
 scripts/wheels.sh "$out"
 (cd "$out" && sha256sum -- *"$version"* *.whl >"SHA256SUMS")
