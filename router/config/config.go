@@ -328,9 +328,6 @@ type Admission struct {
 	// priority: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off. Others may
 	// ask for the classes of their API key [unix].
 	Trusted []string `yaml:"trusted"`
-	// Preemption suspends streams of lower classes that can migrate if a request of a higher class
-	// cannot start, and resumes them from the queue [false].
-	Preemption bool `yaml:"preemption"`
 	// DefaultClass is the class of requests that nothing assigns to another [the first class].
 	DefaultClass string           `yaml:"default_class"`
 	Classes      []AdmissionClass `yaml:"classes"` // priority classes, the highest first; see docs/admission.md [one class, default]

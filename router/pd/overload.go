@@ -16,7 +16,8 @@ import (
 // before its prefill, and the engine leases the blocks of an unread handle until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
-	if !opt.Fleet.HasLimits() && !q.bindLate {
+	prefersFast := q.tpot > 0 && query.Leg != schedule.PrefillLeg && len(query.Candidates) > 1
+	if !opt.Fleet.HasLimits() && !q.bindLate && !prefersFast {
 		return opt.Scheduler.Choose(query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -25,10 +26,17 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 			q.skipped = append(q.skipped, c)
 		}
 	}
+	from, slow := len(q.skipped), 0
+	if prefersFast {
+		slow = q.skipSlowRanks(query)
+	}
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.Choose(query)
 		switch {
+		case !ok && slow > 0: // better a slow rank than none
+			q.skipped, slow = slices.Delete(q.skipped, from, from+slow), 0
+			continue
 		case !ok && q.handover.Handle != nil && query.Leg == schedule.DecodeLeg:
 			query.Excluded = q.excluded
 			return opt.Scheduler.Choose(query)
@@ -38,6 +46,30 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 		c.Reservation.Release()
 		q.skipped = append(q.skipped, c.Rank)
 	}
+}
+
+// skipSlowRanks leaves ranks out on which the time per output token is expected to exceed the request's
+// target, unless all do. It appends them to q.skipped and returns their number.
+func (q *request) skipSlowRanks(query *schedule.Query) int {
+	before, left := len(q.skipped), 0
+	tokens := query.PromptTokens + schedule.ExpectedOutput(query.MaxTokens)
+	for _, c := range query.Candidates {
+		switch {
+		case slices.Contains(q.skipped[:before], c):
+		case q.settings.Scheduler.StepTime(c, tokens) > q.tpot:
+			q.skipped = append(q.skipped, c)
+		default:
+			left++
+		}
+	}
+	if left == 0 {
+		q.skipped = q.skipped[:before]
+	}
+	slow := len(q.skipped) - before
+	if slow > 0 {
+		q.settings.Scheduler.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks are expected to need more than %s per output token, and were left out", slow, slow+left, q.tpot))
+	}
+	return slow
 }
 
 // skips reports whether a choice leaves a rank out: it is at a load limit or, if the choice was left

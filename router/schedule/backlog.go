@@ -11,14 +11,15 @@ import (
 //
 // Of a request whose first token the router sees, the work counts until that token, so an engine that
 // falls behind keeps its backlog; only the first of them is expected to shrink with time. Of others
-// (answers that are not streamed), the work counts for the time that it is expected to take. Work that
+// (answers that are not streamed), the work counts for the time that it is expected to take, once the
+// rate of that work is known. Work that
 // other routers have placed counts as the engine reports it.
 func (s *Scheduler) Backlog(r *worker.Rank) time.Duration {
 	now, work := s.now(), r.PendingWork.Load()
 	if n := r.Pending.Load(); n > 0 {
 		work -= min(max(now-r.HeadSince.Load(), 0), work/n)
 	}
-	if until := r.UnseenUntil.Load(); until > now {
+	if until := r.UnseenUntil.Load(); until > now && r.Unseen.Load() > 0 {
 		work += until - now
 	}
 	work += tokensOfOthers(r) * s.rates.price(r, worker.Prefilling)
@@ -111,6 +112,9 @@ func (res *Reservation) begin() {
 	r := res.rank
 	r.Requests.Add(1)
 	if res.unseen {
+		if !res.s.rates.isKnown(worker.Prefilling) {
+			res.pending = 0 // nothing would correct an assumed rate
+		}
 		r.Unseen.Add(1)
 		for {
 			old := r.UnseenUntil.Load()
@@ -123,6 +127,15 @@ func (res *Reservation) begin() {
 	if r.Pending.Add(1) == 1 {
 		r.HeadSince.Store(res.started)
 	}
+}
+
+// endUnseen ends the count of a request whose first token the router does not see. What it has not used of
+// its expected time is given back, so that a leg that failed at once leaves nothing.
+func (res *Reservation) endUnseen() {
+	if rest := res.pending - (res.s.now() - res.started); rest > 0 {
+		res.rank.UnseenUntil.Add(-rest)
+	}
+	res.rank.Unseen.Add(-1)
 }
 
 // endPending ends what begin has counted, at the first token.

@@ -94,6 +94,15 @@ func (r *rates) price(rank *worker.Rank, w worker.Work) int64 {
 	return r.common[w].ns.Load()
 }
 
+// isKnown reports whether the rate of w is fixed, or has been learned from any worker.
+func (r *rates) isKnown(w worker.Work) bool {
+	if r.common[w].fixed.Load() > 0 {
+		return true
+	}
+	_, _, legs := r.fleet.Rate(w)
+	return legs >= minOwnLegs
+}
+
 // assumed are the initial rates, in ms per unit as in worker.Speed.
 var assumed = [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulling: transferMS, worker.Decoding: blockMS / decodeSteps}
 

@@ -183,7 +183,7 @@ func (res *Reservation) Release() {
 	}
 	res.rank.Requests.Add(-1)
 	if res.unseen {
-		res.rank.Unseen.Add(-1)
+		res.endUnseen()
 	}
 	res.s.notifyCapacity()
 	if old&prefillDone != 0 {

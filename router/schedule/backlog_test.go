@@ -1,0 +1,123 @@
+package schedule
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// newBacklogRank returns a scheduler with a fixed rate of 1 ms per prompt token, and a rank.
+func newBacklogRank() (*Scheduler, *worker.Rank) {
+	s := New(Options{QueueWeight: 1, PrefillWeight: 1, DecodeWeight: 1, OverlapWeight: 1, Rates: Rates{Prefill: 1, Transfer: 0.5, Block: 0.1}, Explain: -1})
+	r := worker.New(worker.Spec{ID: "w", URL: "http://h"}).Ranks[0]
+	r.Waiting.Store(-1)
+	r.QueuedTokens.Store(-1)
+	r.SetKVUsage(-1)
+	return s, r
+}
+
+func TestBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, r := newBacklogRank()
+		want := func(what string, backlog time.Duration) {
+			t.Helper()
+			if got := s.Backlog(r); got < backlog-time.Millisecond || got > backlog+time.Millisecond {
+				t.Errorf("%s: the backlog is %v; want %v", what, got, backlog)
+			}
+		}
+		choose := func(leg LegKind, tokens int, unseen bool) *Reservation {
+			c, ok := s.Choose(&Query{Leg: leg, Candidates: []*worker.Rank{r}, PromptTokens: tokens, Unseen: unseen})
+			if !ok {
+				t.Fatal("no choice")
+			}
+			return c.Reservation
+		}
+		want("an idle rank", 0)
+		a := choose(WholeLeg, 100, false)
+		b := choose(PrefillLeg, 300, false)
+		want("two prompts", 400*time.Millisecond)
+		time.Sleep(80 * time.Millisecond)
+		want("after 80 ms", 320*time.Millisecond)
+		time.Sleep(time.Second) // the engine has fallen behind: only the first is taken to shrink, by the mean
+		want("an engine that has fallen behind", 200*time.Millisecond)
+		a.PrefillDone()
+		want("after the first token of one", 300*time.Millisecond)
+		b.Release()
+		want("after the end of the other", 0)
+		a.Release()
+
+		d := choose(DecodeLeg, 200, false)
+		want("a decode leg that pulls 200 tokens", 100*time.Millisecond)
+		d.Release()
+
+		u := choose(WholeLeg, 500, true)
+		want("a response that is not streamed", 500*time.Millisecond)
+		time.Sleep(200 * time.Millisecond)
+		want("after 200 ms", 300*time.Millisecond)
+		v := choose(WholeLeg, 100_000, true)
+		v.Release() // it failed at once
+		want("after a long one has failed", 300*time.Millisecond)
+		time.Sleep(time.Second)
+		want("while it decodes", 0)
+		u.Release()
+		r.Waiting.Store(3) // another router's requests
+		want("requests of another router", 3*waitingTokens*time.Millisecond)
+		if n := r.Pending.Load() + r.PendingWork.Load() + r.Unseen.Load(); n != 0 {
+			t.Errorf("the counters add up to %d after all have ended; want 0", n)
+		}
+	})
+}
+
+// Without a known rate, responses that are not streamed are no reason to wait: an engine faster than
+// the assumption would be left idle, and nothing would show it.
+func TestUnseenWorkWithoutRate(t *testing.T) {
+	_, r := newBacklogRank()
+	s := New(Options{QueueWeight: 1, PrefillWeight: 1, DecodeWeight: 1, OverlapWeight: 1, Explain: -1})
+	for range 50 {
+		s.Choose(&Query{Leg: WholeLeg, Candidates: []*worker.Rank{r}, PromptTokens: 10_000, Unseen: true})
+	}
+	if got := s.Backlog(r); got != 0 {
+		t.Errorf("the backlog is %v before any rate is known; want 0", got)
+	}
+}
+
+func TestPressureAndKV(t *testing.T) {
+	_, r := newBacklogRank()
+	r.Worker.SetInfo(&worker.Info{TotalBlocks: 100, BlockSize: 16})
+	r.Running.Store(4)
+	r.Requests.Store(6)
+	for _, c := range []struct {
+		waiting, unseen int64
+		usage           float64
+		pressure, fits  bool
+	}{
+		{0, 1, 0.5, false, true}, {2, 0, 0.5, false, true}, {2, 1, 0.5, true, true}, {2, 0, 0.97, true, false}, {3, 1, 0.97, false, false}, {-1, 1, -1, false, true},
+	} {
+		r.Waiting.Store(c.waiting)
+		r.Unseen.Store(c.unseen)
+		r.SetKVUsage(c.usage)
+		if got, fits := UnderPressure(r), FitsKV(r, 200, 100); got != c.pressure || fits != c.fits {
+			t.Errorf("%+v: under pressure %v, fits %v", c, got, fits)
+		}
+	}
+	r.Requests.Store(0)
+	r.SetKVUsage(1)
+	if !FitsKV(r, 1e6, 1) {
+		t.Error("a rank without requests takes no request that is larger than its free KV; its engine must refuse it")
+	}
+}
+
+func TestPreview(t *testing.T) {
+	s, r := newBacklogRank()
+	other := worker.New(worker.Spec{ID: "x", URL: "http://x"}).Ranks[0]
+	other.PrefillTokens.Store(1000)
+	c, ok := s.Preview(&Query{Leg: WholeLeg, Candidates: []*worker.Rank{other, r}, PromptTokens: 100, RequestID: "a"})
+	if !ok || c.Rank != r || c.Reservation != nil || r.Requests.Load() != 0 {
+		t.Errorf("Preview returned %+v, %v with %d requests on the rank; want the idle rank and no reservation", c, ok, r.Requests.Load())
+	}
+	if got := s.PrefillTime(r, 100); got != 100*time.Millisecond {
+		t.Errorf("100 tokens take %v; want 100ms", got)
+	}
+}
