@@ -79,7 +79,8 @@ void sluice_tok_close(struct sluice_tok_model *model);
 /* Describes a model in JSON.
  * what 0: an object with kind ("bpe", "unigram", "wordpiece", "wordlevel"), vocab_size,
  *   bos_id, eos_id, eos_ids (of generation_config.json), added_ids (what an encoding of
- *   "" with special tokens gives), encoder ("fastokens" or "tokenizers"), templates (their names), tokenizer_class,
+ *   "" with special tokens gives), encoder ("fastokens" or "tokenizers"), templates (the
+ *   names of those that can be rendered), tokenizer_class,
  *   model_max_length.
  * what 1: a list of the added tokens: id, content, special, normalized, lstrip, rstrip,
  *   single_word, as in tokenizer.json, in the order of their ids. */

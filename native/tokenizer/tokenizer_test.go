@@ -99,6 +99,7 @@ func TestErrors(t *testing.T) {
 		"syntax":              {"{% if %}", chat, CodeTemplate, ""},
 		"endless loop":        {"{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% set x = a %}{% endfor %}{% endfor %}{% endfor %}", chat, CodeLimit, "steps"},
 		"doubling":            {"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", chat, CodeLimit, "steps"},
+		"markup":              {"{{ 'a'|safe + '<' }}", chat, CodeUnsupported, "safe"},
 		"repeated string":     {"{{ 'x' * 4000000000 }}", chat, CodeLimit, "steps"},
 		"recursive macro":     {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", chat, CodeTemplate, ""},
 		"immutable":           {"{{ messages.append(1) }}", chat, CodeTemplate, ""},

@@ -217,7 +217,8 @@ fn templates(dir: &Path, config: &Json) -> Result<BTreeMap<String, Template>> {
     if !files.is_empty() {
         sources = files;
     }
-    sources.into_iter().map(|(name, s)| Ok((name, Template::compile(&s)?))).collect()
+    // A template that the library cannot render is left out: the model is of use for its ids.
+    Ok(sources.into_iter().filter_map(|(name, s)| Some((name, Template::compile(&s).ok()?))).collect())
 }
 
 fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &BTreeMap<String, Template>, special: &[(String, String)]) -> Result<Json> {

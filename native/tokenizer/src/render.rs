@@ -57,6 +57,9 @@ impl Template {
         if source.len() > MAX_TEMPLATE {
             return Err(Error::new(Code::Limit, format!("the template has {} bytes; at most {MAX_TEMPLATE} are accepted", source.len())));
         }
+        if joins_markup(source) {
+            return Err(Error::new(Code::Unsupported, "the template joins strings that a filter has marked safe, of which Jinja escapes the others"));
+        }
         let t = Template { envs: [const { OnceLock::new() }; SIZES.len()], source: source.to_string() };
         t.env(0)?;
         Ok(t)
@@ -196,6 +199,19 @@ fn generation_blocks(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// Reports whether an expression both marks a string as safe and joins strings. Jinja then
+/// escapes the strings that are not marked; minijinja does not without automatic escaping.
+fn joins_markup(source: &str) -> bool {
+    source.split("{{").skip(1).map(|t| t.split("}}").next()).chain(source.split("{%").skip(1).map(|t| t.split("%}").next())).flatten().any(|tag| {
+        let marks = tag.split('|').skip(1).any(|f| {
+            let name = f.trim_start();
+            let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+            matches!(&name[..end], "safe" | "e" | "escape" | "forceescape")
+        });
+        marks && tag.contains(['+', '~'])
+    })
 }
 
 /// Marks subscripts by names of methods, see SUBSCRIPT.
