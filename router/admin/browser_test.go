@@ -180,7 +180,7 @@ func (f *consoleFleet) request(ctx context.Context) error {
 	}
 	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":12,"ignore_eos":true,"stream":%v}`,
 		model, harness.PromptWords(200+i%4*400, i%4), i%4 != 3)
-	a, err := harness.TryPost(ctx, f.router.URL+"/v1/chat/completions", body, "Authorization", "Bearer "+key, "X-Request-Id", fmt.Sprintf("request-%04d", i))
+	a, err := harness.TryPost(ctx, f.router.URL+"/v1/chat/completions", body, "Authorization", "Bearer "+key, "X-Request-Id", fmt.Sprintf("request-%04d", i), "X-Sluice-Session", fmt.Sprint("session-", i%3))
 	if err != nil {
 		return err
 	}

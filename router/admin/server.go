@@ -83,8 +83,9 @@ type Options struct {
 	// BlocksByTier returns the number of a rank's blocks in the KV index by the names of tiers; nil:
 	// unknown.
 	BlocksByTier func(*worker.Rank) map[string]int
-	// Queues returns the state of admission queues and sessions for /admin/v1/queues, as JSON: an object
-	// whose members are lists of flat objects, flat objects, or values; nil: there are none.
+	// Queues returns the state of the admission queue for /admin/v1/queues, as JSON: an object with
+	// members that are lists of flat objects, flat objects or values, which the console shows as they
+	// are; nil: there is none.
 	Queues func() any
 	// Compared is a second router with the same load, for comparison; nil: none.
 	Compared *Compared

@@ -11,6 +11,7 @@ import (
 
 	"sluice/router/apikey"
 	"sluice/router/obs"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -31,7 +32,25 @@ type Status struct {
 	Requests  *RequestList  `json:"requests,omitempty"`
 	Request   *RequestPage  `json:"request,omitempty"` // the one that ?request= names
 	Transfers any           `json:"transfers,omitempty"`
-	Queues    any           `json:"queues,omitempty"`
+	Queues    *Queues       `json:"queues,omitempty"`
+}
+
+// Queues has what waits in the router, and the sessions.
+type Queues struct {
+	Admission any `json:"admission,omitempty"` // see Options.Queues
+	// Sessions counts them; SessionLimits has the limit of each model, and LatestSessions those that
+	// were used last.
+	Sessions       *SessionCounts     `json:"sessions,omitempty"`
+	SessionLimits  []session.PoolView `json:"session_limits,omitempty"`
+	LatestSessions []session.View     `json:"latest_sessions,omitempty"`
+}
+
+// SessionCounts counts sessions: those in the table, and those that have ended since the start.
+type SessionCounts struct {
+	Present  int    `json:"present"`
+	Finished uint64 `json:"finished"`
+	Expired  uint64 `json:"expired"`
+	Evicted  uint64 `json:"evicted"`
 }
 
 // Fleet counts workers.
@@ -94,10 +113,11 @@ type KeyStatus struct {
 	Limits   []apikey.Limit `json:"limits,omitempty"`
 }
 
-// maxKeys and maxModels bound the lists of one document.
+// Bounds of the lists of one document.
 const (
-	maxKeys   = 500
-	maxModels = 200
+	maxKeys     = 500
+	maxModels   = 200
+	maxSessions = 50
 )
 
 // parts are the values of ?parts=.
@@ -147,7 +167,7 @@ func (s *Server) answerStatus(w http.ResponseWriter, q url.Values, asked map[str
 		return err
 	}
 	out := Status{At: time.Now().UnixMilli(), Stats: s.statsOf(s.ownSampler, s.opt.Scheduler.Policy(), since),
-		Can: Can{Reload: s.opt.Reload != nil, Keys: s.opt.Keyring != nil, Queues: s.opt.Queues != nil, Timelines: s.timelines()}}
+		Can: Can{Reload: s.opt.Reload != nil, Keys: s.opt.Keyring != nil, Queues: s.opt.Queues != nil || s.opt.Sessions != nil, Timelines: s.timelines()}}
 	if s.comparedSampler != nil {
 		st := s.statsOf(s.comparedSampler, s.opt.Compared.Name, comparedSince)
 		out.Compared = &st
@@ -168,8 +188,8 @@ func (s *Server) answerStatus(w http.ResponseWriter, q url.Values, asked map[str
 	if asked["transfers"] && s.opt.Transfers != nil {
 		out.Transfers = s.opt.Transfers()
 	}
-	if asked["queues"] && s.opt.Queues != nil {
-		out.Queues = s.opt.Queues()
+	if asked["queues"] {
+		out.Queues = s.queueStatus()
 	}
 	answer(w, http.StatusOK, &out)
 	return nil
@@ -259,6 +279,19 @@ func (s *Server) requestPage(id string) *RequestPage {
 		p.NoExplain = s.recordNotFound(id)
 	}
 	return p
+}
+
+func (s *Server) queueStatus() *Queues {
+	q := new(Queues)
+	if s.opt.Queues != nil {
+		q.Admission = s.opt.Queues()
+	}
+	if s.opt.Sessions != nil {
+		o := s.opt.Sessions(maxSessions)
+		q.Sessions = &SessionCounts{Present: o.Sessions, Finished: o.Finished, Expired: o.Expired, Evicted: o.Evicted}
+		q.SessionLimits, q.LatestSessions = o.Models[:min(len(o.Models), maxModels)], o.Newest
+	}
+	return q
 }
 
 func (s *Server) keys() []KeyStatus {

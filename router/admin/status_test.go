@@ -14,6 +14,7 @@ import (
 	"sluice/router/obs"
 	"sluice/router/requestlog"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -291,14 +292,20 @@ func TestKeyStatus(t *testing.T) {
 	}
 }
 
-// TestQueuesAreShown: what the router's admission queue reports is passed on unchanged.
-func TestQueuesAreShown(t *testing.T) {
+// TestQueues: what the admission queue reports is passed on unchanged, and so are the sessions.
+func TestQueues(t *testing.T) {
 	f := start(t, func(o *Options) {
-		o.Queues = func() any { return map[string]any{"classes": []map[string]any{{"class": "batch", "depth": 3}}} }
+		o.Queues = func() any { return map[string]any{"classes": []map[string]any{{"class": "batch", "requests": 3}}} }
+		o.Sessions = func(limit int) session.Overview {
+			return session.Overview{Sessions: 9, Finished: 1, Expired: 2, Evicted: 3, Models: []session.PoolView{{Model: "m", Waiting: 4}}, Newest: []session.View{{Key: "0a", Turns: limit}}}
+		}
 	})
 	_, _, body := f.call(t, "GET", "/admin/v1/status?parts=queues", bearer(testToken))
-	if !strings.Contains(body, `"queues":{"classes":[{"class":"batch","depth":3}]}`) || !strings.Contains(body, `"queues":true`) {
-		t.Errorf("got %s", body)
+	for _, want := range []string{`"admission":{"classes":[{"class":"batch","requests":3}]}`, `"sessions":{"present":9,"finished":1,"expired":2,"evicted":3}`,
+		`"session_limits":[{"model":"m","active":0,"waiting":4`, `"latest_sessions":[{"key":"0a","turns":50`, `"queues":true`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("%s is not in %s", want, body)
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ const HISTORY = 125_000; // ms of samples that are kept for charts
 // shared is what views share: the samples of this router and the one that it is compared with.
 const shared = { samples: { own: [], compared: [] }, names: { own: "router", compared: "compared" }, refresh };
 
-let current = null; // {id, view, shown}
+let current = null; // {name, view, shown}
 let paused = false;
 let due = true; // an update that does not wait for the pause to end or the page to be visible
 let wake = () => {};
@@ -39,15 +39,15 @@ function pill(text, cls) {
   $("status").className = `pill ${cls ?? ""}`;
 }
 
-// show replaces the view if the address names another one. Filters in the address are the view's.
+// show replaces the view by the one that the address names. A view that changes its filters in the
+// address itself does not cause it.
 function show() {
-  const s = state(), view = VIEWS[s.view] ?? overview, id = `${s.view} ${s.id ?? ""}`;
-  if (current?.id === id) return;
+  const s = state(), view = VIEWS[s.view] ?? overview;
   const first = current === null;
   current?.shown.close();
   const root = $("view");
   root.replaceChildren();
-  current = { id, view, shown: view.mount(root, s, shared) };
+  current = { name: s.view, view, shown: view.mount(root, s, shared) };
   document.title = `${view.title(s)} · Sluice`;
   for (const a of $("nav").querySelectorAll("a")) {
     const on = a.dataset.views.split(" ").includes(VIEWS[s.view] ? s.view : "overview");
@@ -103,7 +103,7 @@ function frame(st) {
   $("nav").hidden = false;
   $("reload").hidden = !st.can.reload;
   for (const [view, has] of [["keys", st.can.keys], ["queues", st.can.queues]]) {
-    $("nav").querySelector(`a[data-views~=${view}]`).parentNode.hidden = !has && !current.id.startsWith(view);
+    $("nav").querySelector(`a[data-views~=${view}]`).parentNode.hidden = !has && !current.name.startsWith(view.slice(0, -1));
   }
 }
 

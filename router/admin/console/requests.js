@@ -8,7 +8,9 @@ import { Table } from "./table.js";
 const OUTCOMES = [["", "any"], ["ok", "ok"], ["failed", "failed"], ["rejected", "rejected"], ["client_gone", "client gone"],
   ["migrated", "migrated"], ["retried", "retried"], ["in_flight", "in flight"]];
 const FILTERS = ["model", "worker", "key", "outcome", "slow"];
-const LIMIT = 100;
+
+// most is the number of requests shown, which are long cards on a phone.
+const most = () => matchMedia("(max-width: 700px)").matches ? 30 : 100;
 
 // ended describes the end of a request.
 export function ended(q) {
@@ -39,7 +41,7 @@ export function requestTable(caption, { wide } = {}) {
 }
 
 // listParams are the parameters of a list of requests with filters.
-export const listParams = (s, limit = LIMIT) => ({ model: s.model, worker: s.worker, key: s.key, outcome: s.outcome, slow_ms: s.slow, limit });
+export const listParams = (s, limit = most()) => ({ model: s.model, worker: s.worker, key: s.key, outcome: s.outcome, slow_ms: s.slow, limit });
 
 export const requests = {
   title: () => "Requests",

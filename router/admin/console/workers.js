@@ -79,7 +79,7 @@ export const worker = {
     button.onclick = () => drain(current, refresh);
     missing.hidden = true;
     const ranks = new Table("Ranks", [
-      { head: "rank", text: r => r.id },
+      { head: "rank", text: r => String(r.rank) },
       { head: "events", text: r => r.feed, cls: r => r.feed === "live" ? "fine" : "" },
       { head: "breaker", text: r => r.breaker, cls: r => r.breaker === "closed" ? "fine" : "bad" },
       { head: "legs", num: true, text: r => whole(r.requests) },
@@ -88,7 +88,7 @@ export const worker = {
       { head: "engine: running / waiting", num: true, text: r => `${reported(r.engine_running)} / ${reported(r.engine_waiting)}` },
     ]);
     const kv = new Table("KV cache by tier", [
-      { head: "rank", text: r => r.id },
+      { head: "rank", text: r => String(r.rank) },
       { head: "used", num: true, text: r => usage(r.kv_usage) },
       { head: "device blocks", num: true, text: r => whole(r.cached_blocks_by_tier?.device ?? r.cached_blocks) },
       { head: "host blocks", num: true, text: r => whole(r.cached_blocks_by_tier?.host) },
@@ -97,13 +97,13 @@ export const worker = {
       { head: "tokens a block", num: true, text: r => r.block_size ? whole(r.block_size) : "–" },
     ]);
     const rates = new Table("Learned rates", [
-      { head: "rank", text: r => r.id },
+      { head: "rank", text: r => String(r.rank) },
       { head: "prefill, a token", num: true, text: r => rate(r, "prefill", "prefill") },
       { head: "transfer, a token", num: true, text: r => rate(r, "transfer", "transfer") },
       { head: "decode, a block and step", num: true, text: r => rate(r, "block", "decode") },
     ]);
     const legs = new Table("Legs since the start", [
-      { head: "rank", text: l => l.rank },
+      { head: "rank", text: l => String(l.rank) },
       { head: "leg", text: l => l.leg },
       { head: "outcome", text: l => l.outcome, cls: l => l.outcome === "ok" ? "fine" : "bad" },
       { head: "number", num: true, text: l => whole(l.count) },
@@ -135,7 +135,7 @@ export const worker = {
         ranks.update(w.ranks);
         kv.update(w.ranks);
         rates.update(w.ranks);
-        legs.update(w.ranks.flatMap(r => r.legs.map(l => ({ ...l, rank: r.id }))));
+        legs.update(w.ranks.flatMap(r => r.legs.map(l => ({ ...l, rank: r.rank }))));
         transfers.draw(w.transfers);
         recent.update(st.requests.requests);
       },

@@ -45,6 +45,13 @@ const title = (page, text) => page.locator(".view-title", { hasText: text }).wai
 // rows returns the first cells of a table's rows.
 const rows = (page, label) => page.locator(`[aria-label="${label}"] tbody tr td:first-child`).allTextContents();
 
+// visit changes the view of an open page.
+async function visit(page, hash, sign) {
+  await page.evaluate(h => { document.querySelector(".view-title").dataset.old = ""; location.hash = h; }, hash);
+  await page.locator(".view-title:not([data-old])").waitFor();
+  await page.locator(sign).first().waitFor();
+}
+
 // until waits for a condition on the page or the router.
 async function until(what, f) {
   const end = Date.now() + PATIENCE;
@@ -84,15 +91,40 @@ const VIEWS = [
   ["queues", async () => "view=queues", ".view-title"],
 ];
 
+// walk presses the Tab key through a view of a paused page.
+async function walk(page, width, [name, hash, sign]) {
+  await visit(page, await hash() || "view=overview", sign);
+  // What can have the focus, in the order of the document; a radio of a group or what is hidden cannot.
+  const want = await page.evaluate(() => [...document.querySelectorAll("a[href], button, input, select, [tabindex='0']")]
+    .filter(e => e.checkVisibility() && !e.disabled).map((e, i) => { e.dataset.stop = i; return i; }));
+  assert.ok(want.length > 5, `${name}: ${want.length} controls`);
+  await page.locator(".skip").focus();
+  const got = [0];
+  for (let i = 0; i < want.length + 3; i++) {
+    await page.keyboard.press("Tab");
+    const at = await page.evaluate(() => {
+      const e = document.activeElement;
+      if (e === document.body || !e.dataset.stop) return null;
+      const s = getComputedStyle(e);
+      return { stop: +e.dataset.stop, visible: e.matches(":focus-visible") && s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0, html: e.outerHTML.slice(0, 120) };
+    });
+    if (!at || at.stop === 0) break; // beyond the last one
+    assert.ok(at.visible, `${name}: the focus is not visible on ${at.html}`);
+    got.push(at.stop);
+  }
+  assert.deepEqual(got, want, `${name}, ${width} px: the order of the Tab key`);
+}
+
 const checks = {
   // Each view, at two widths, light and dark: no finding of axe, no scrolling sideways, and every
   // name of a worker in full.
   async "views are accessible and fit"() {
     for (const colorScheme of ["light", "dark"]) for (const width of [1280, 390]) {
+      const page = await signedIn("", { width, colorScheme });
+      await title(page, "Overview");
       for (const [name, hash, sign] of VIEWS) {
         if (name === "overview") await control("/requests?n=5"); // a chart shows the last 10 s
-        const page = await signedIn(await hash(), { width, colorScheme });
-        await page.locator(sign).first().waitFor();
+        await visit(page, await hash() || "view=overview", sign);
         if (name === "overview") await until("the charts have data", async () => (await page.locator(".plot").first().getAttribute("aria-label")).includes("%"));
         const what = `${name}, ${width} px, ${colorScheme}`;
         await axe(page, what);
@@ -101,8 +133,8 @@ const checks = {
         const cut = await page.evaluate(() => [...document.querySelectorAll(".node .name, h2")].filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== "inline").map(e => e.textContent));
         assert.deepEqual(cut, [], `${what}: names are cut off`);
         if (SHOTS) await page.screenshot({ path: `${SHOTS}/${name}-${width}-${colorScheme}.png`, fullPage: true });
-        await close(page);
       }
+      await close(page);
     }
   },
 
@@ -226,8 +258,8 @@ const checks = {
     assert.deepEqual((await text("KV cache by tier")).slice(2, 5), [r.cached_blocks_by_tier.device, r.cached_blocks_by_tier.host, r.cached_blocks_by_tier.disk].map(n => n.toLocaleString("en")));
     assert.ok(r.cached_blocks_by_tier.device > 0, "the index has no blocks of the rank");
     const ok = r.legs.find(l => l.leg === "decode" && l.outcome === "ok");
-    assert.deepEqual((await text("Legs since the start")).slice(0, 4), [r.id, "decode", "ok", ok.count.toLocaleString("en")]);
-    assert.deepEqual((await text("Ranks")).slice(0, 3), [r.id, r.feed, r.breaker]);
+    assert.deepEqual((await text("Legs since the start")).slice(0, 4), [String(r.rank), "decode", "ok", ok.count.toLocaleString("en")]);
+    assert.deepEqual((await text("Ranks")).slice(0, 3), [String(r.rank), r.feed, r.breaker]);
     assert.match((await text("Learned rates"))[3], new RegExp(`^[\\d.e+-]+ µs, ${r.rates_learned_from.decode ? `${r.rates_learned_from.decode} legs` : "not learned"}$`));
     const facts = await page.locator(".facts").textContent();
     for (const want of [w.url, w.engine, w.version, "sim", "config"]) assert.ok(facts.includes(want), `${want} is not in ${facts}`);
@@ -239,6 +271,50 @@ const checks = {
     const gone = await signedIn("view=worker&id=nobody");
     await gone.getByText("There is no worker nobody.").waitFor();
     await close(gone);
+  },
+
+  async "sessions show the API's figures"() {
+    const page = await signedIn("view=queues");
+    await page.locator('[aria-label="latest sessions"] tbody tr').first().waitFor();
+    const o = await api("/admin/v1/sessions?limit=50");
+    assert.ok(o.sessions >= 3, `${o.sessions} sessions`);
+    assert.deepEqual(await rows(page, "latest sessions"), o.newest.map(s => s.key));
+    assert.equal(await page.locator('[aria-label="Sessions"] dd').first().textContent(), String(o.sessions));
+    await close(page);
+  },
+
+  // What these simulated engines do not have: transfers that they report, and an admission queue. The
+  // answers have the form of those of a router that has them.
+  async "measured transfers and an admission queue are shown"() {
+    const page = await signedIn("view=models");
+    await title(page, "Models");
+    await page.route("**/admin/v1/status?*", async route => {
+      const st = await (await route.fetch()).json();
+      st.can.queues = true;
+      st.queues = { admission: { classes: [{ class: "interactive", requests: 12, oldest_ns: 1_500_000, refused: 3, preempted: 1 }, { class: "batch", requests: 3456, oldest_ns: 61e9, refused: 0, preempted: 7 }], preemption: true } };
+      const transfers = {
+        active: "zmq", reason: "nixl is off: no NIXL", pending: 41, reports: { recv_ok: 1234, recv_failed: 3, unknown: 0 }, outcomes: { done: 1234, failed: 3, unknown: 0 },
+        tiers: [{ tier: "nixl", state: "off", reason: "no NIXL: not at /opt" }, { tier: "zmq", state: "up", reason: "reports are taken at tcp://10.0.0.9:8091" }],
+        pairs: [{ from: `${PREFILL}/0`, to: "d2/0", transfers: 334, bytes_per_s: 0, ms_per_token: 0 }, { from: "p1/1", to: `${DECODE}/0`, transfers: 900, bytes_per_s: 2.5e9, ms_per_token: 0.052 }],
+      };
+      if (st.transfers) st.transfers = transfers;
+      if (st.worker) st.worker.transfers = transfers;
+      await route.fulfill({ json: st });
+    });
+    const cells = label => page.locator(`[aria-label="${label}"] tbody tr`).evaluateAll(all => all.map(tr => [...tr.cells].map(c => c.textContent)));
+    const pairs = [["p1/1", `${DECODE}/0`, "900", "2.50 GB/s", "52.0"], [`${PREFILL}/0`, "d2/0", "334", "–", "–"]];
+    await visit(page, "view=overview", '[aria-label="Transfers between ranks"] tbody tr');
+    assert.deepEqual(await cells("Transfers between ranks"), pairs);
+    assert.deepEqual((await cells("Tiers of transfer notifications"))[0], ["nixl", "off", "no NIXL: not at /opt"]);
+    await page.getByText("41 in flight; ended: 1,234 done, 3 failed; reports: 3 recv failed, 1,234 recv ok").waitFor();
+    await page.getByText("notifications over zmq").waitFor();
+    await visit(page, `view=worker&id=${DECODE}`, '[aria-label="Transfers between ranks"] tbody tr');
+    assert.deepEqual(await cells("Transfers between ranks"), pairs.slice(0, 1), "only those of the worker");
+    await visit(page, "view=queues", '[aria-label="admission classes"] tbody tr');
+    assert.deepEqual(await cells("admission classes"), [["interactive", "12", "1.50", "3", "1"], ["batch", "3,456", "61,000", "0", "7"]]);
+    await axe(page, "queues");
+    if (SHOTS) await page.screenshot({ path: `${SHOTS}/admission.png` });
+    await close(page);
   },
 
   async "models and keys show the API's figures"() {
@@ -376,29 +452,11 @@ const checks = {
 
   // Every control of every view is reached by the Tab key, in its order and with a visible focus.
   async "everything is reached by keyboard"() {
-    for (const width of [1280, 390]) for (const [name, hash, sign] of VIEWS) {
-      const page = await signedIn(await hash(), { width });
-      await page.locator(sign).first().waitFor();
+    for (const width of [1280, 390]) {
+      const page = await signedIn("", { width });
+      await title(page, "Overview");
       await page.getByRole("button", { name: "Pause" }).click();
-      // What can have the focus, in the order of the document; a radio of a group or what is hidden cannot.
-      const want = await page.evaluate(() => [...document.querySelectorAll("a[href], button, input, select, [tabindex='0']")]
-        .filter(e => e.checkVisibility() && !e.disabled).map((e, i) => { e.dataset.stop = i; return i; }));
-      assert.ok(want.length > 5, `${name}: ${want.length} controls`);
-      await page.locator(".skip").focus();
-      const got = [0];
-      for (let i = 0; i < want.length + 3; i++) {
-        await page.keyboard.press("Tab");
-        const at = await page.evaluate(() => {
-          const e = document.activeElement;
-          if (e === document.body || !e.dataset.stop) return null;
-          const s = getComputedStyle(e);
-          return { stop: +e.dataset.stop, visible: e.matches(":focus-visible") && s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0, html: e.outerHTML.slice(0, 120) };
-        });
-        if (!at) break;
-        assert.ok(at.visible, `${name}: the focus is not visible on ${at.html}`);
-        got.push(at.stop);
-      }
-      assert.deepEqual(got, want, `${name}, ${width} px: the order of the Tab key`);
+      for (const view of VIEWS) await walk(page, width, view);
       await close(page);
     }
     const page = await signedIn("");
