@@ -38,6 +38,9 @@ type Status struct {
 // Queues has what waits in the router, and the sessions.
 type Queues struct {
 	Admission any `json:"admission,omitempty"` // see Options.Queues
+	// Outcomes and TenantOutcomes count how waits have ended since the start, and refusals.
+	Outcomes       []obs.AdmissionCount `json:"admission_outcomes,omitempty"`
+	TenantOutcomes []obs.AdmissionCount `json:"tenant_outcomes,omitempty"`
 	// Sessions counts them; SessionLimits has the limit of each model, and LatestSessions those that
 	// were used last.
 	Sessions       *SessionCounts     `json:"sessions,omitempty"`
@@ -118,6 +121,8 @@ const (
 	maxKeys     = 500
 	maxModels   = 200
 	maxSessions = 50
+	// maxTenantCounts bounds the lines of Queues.TenantOutcomes.
+	maxTenantCounts = 500
 )
 
 // parts are the values of ?parts=.
@@ -285,6 +290,8 @@ func (s *Server) queueStatus() *Queues {
 	q := new(Queues)
 	if s.opt.Queues != nil {
 		q.Admission = s.opt.Queues()
+		q.Outcomes, q.TenantOutcomes = s.opt.Metrics.AdmissionCounts()
+		q.TenantOutcomes = q.TenantOutcomes[:min(len(q.TenantOutcomes), maxTenantCounts)]
 	}
 	if s.opt.Sessions != nil {
 		o := s.opt.Sessions(maxSessions)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/front"
+	"sluice/router/admission"
 	"sluice/router/apikey"
 	"sluice/router/obs"
 	"sluice/router/requestlog"
@@ -300,9 +302,14 @@ func TestQueues(t *testing.T) {
 			return session.Overview{Sessions: 9, Finished: 1, Expired: 2, Evicted: 3, Models: []session.PoolView{{Model: "m", Waiting: 4}}, Newest: []session.View{{Key: "0a", Turns: limit}}}
 		}
 	})
+	f.metrics.Enqueued("batch", "team-a")
+	f.metrics.Dequeued("batch", "team-a", admission.Dispatched, time.Second, -1)
+	f.metrics.AdmissionRefused("batch", "", front.TargetUnmet)
 	_, _, body := f.call(t, "GET", "/admin/v1/status?parts=queues", bearer(testToken))
 	for _, want := range []string{`"admission":{"classes":[{"class":"batch","requests":3}]}`, `"sessions":{"present":9,"finished":1,"expired":2,"evicted":3}`,
-		`"session_limits":[{"model":"m","active":0,"waiting":4`, `"latest_sessions":[{"key":"0a","turns":50`, `"queues":true`} {
+		`"session_limits":[{"model":"m","active":0,"waiting":4`, `"latest_sessions":[{"key":"0a","turns":50`, `"queues":true`,
+		`"admission_outcomes":[{"class":"batch","outcome":"dispatched","requests":1},{"class":"batch","outcome":"refused, target_unmet","requests":1}]`,
+		`"tenant_outcomes":[{"tenant":"none","outcome":"refused","requests":1},{"tenant":"team-a","outcome":"dispatched","requests":1}]`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%s is not in %s", want, body)
 		}

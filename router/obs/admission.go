@@ -1,6 +1,7 @@
 package obs
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -92,4 +93,35 @@ func (a *admissionMetrics) collect(p *page) {
 	}
 	addMap(p, "sluice_admission_refused_total", &a.refused, func(k [2]string) []string { return []string{"class", k[0], "reason", k[1]} })
 	addMap(p, "sluice_admission_tenant_requests_total", &a.tenants, func(k [2]string) []string { return []string{"tenant", k[0], "outcome", k[1]} })
+}
+
+// AdmissionCount is the number of requests of a class or of a tenant that ended to wait with an
+// outcome since the start, or that were refused.
+type AdmissionCount struct {
+	Class    string `json:"class,omitempty"`
+	Tenant   string `json:"tenant,omitempty"`
+	Outcome  string `json:"outcome"` // of the wait; "refused", with the reason for a class
+	Requests uint64 `json:"requests"`
+}
+
+// AdmissionCounts returns the counts by class and by tenant, sorted.
+func (m *Metrics) AdmissionCounts() (classes, tenants []AdmissionCount) {
+	a := &m.admission
+	for name, c := range a.classes.all() {
+		for outcome, n := range c.ended.all() {
+			classes = append(classes, AdmissionCount{Class: name, Outcome: outcome, Requests: n.Get()})
+		}
+	}
+	for k, n := range a.refused.all() {
+		classes = append(classes, AdmissionCount{Class: k[0], Outcome: "refused, " + k[1], Requests: n.Get()})
+	}
+	for k, n := range a.tenants.all() {
+		tenants = append(tenants, AdmissionCount{Tenant: k[0], Outcome: k[1], Requests: n.Get()})
+	}
+	for _, counts := range [...][]AdmissionCount{classes, tenants} {
+		slices.SortFunc(counts, func(a, b AdmissionCount) int {
+			return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Outcome, b.Outcome))
+		})
+	}
+	return classes, tenants
 }

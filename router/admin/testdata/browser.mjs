@@ -273,18 +273,20 @@ const checks = {
     await close(gone);
   },
 
-  async "sessions show the API's figures"() {
+  async "queues and sessions show the API's figures"() {
     const page = await signedIn("view=queues");
     await page.locator('[aria-label="latest sessions"] tbody tr').first().waitFor();
     const o = await api("/admin/v1/sessions?limit=50");
     assert.ok(o.sessions >= 3, `${o.sessions} sessions`);
     assert.deepEqual(await rows(page, "latest sessions"), o.newest.map(s => s.key));
+    const q = await api("/admin/v1/queues");
+    assert.deepEqual(await rows(page, "admission classes"), q.classes.map(c => c.class));
     assert.equal(await page.locator('[aria-label="Sessions"] dd').first().textContent(), String(o.sessions));
     await close(page);
   },
 
-  // What these simulated engines do not have: transfers that they report, and an admission queue. The
-  // answers have the form of those of a router that has them.
+  // What these simulated engines do not cause: transfers that they report, and a full admission queue.
+  // The answers have the form of those of a router that has them.
   async "measured transfers and an admission queue are shown"() {
     const page = await signedIn("view=models");
     await title(page, "Models");
