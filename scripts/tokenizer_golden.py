@@ -345,7 +345,7 @@ QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}
 BPE_RULES = {
     "llama-bpe": (None, [split(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), *BYTES], True),
     "qwen2": (NFC, [split(QWEN), *BYTES], False),
-    "qwen35": (NFC, [split(QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")), *BYTES], False),
+    "qwen35": (None, [split(QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")), *BYTES], False),
     "gpt-2": (None, GPT2, False), "mpt": (None, GPT2, False), "none": (NFC, GPT2, False),
     "starcoder": (None, DIGITS + GPT2, False), "refact": (None, DIGITS + GPT2, False), "command-r": (NFC, DIGITS + GPT2, False),
     "falcon": (None, [{"type": "Punctuation", "behavior": "Contiguous"}, *GPT2, {"type": "Digits", "individual_digits": False}, split("[0-9][0-9][0-9]")], False),

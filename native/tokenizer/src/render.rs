@@ -201,8 +201,8 @@ fn generation_blocks(source: &str) -> String {
     out
 }
 
-/// Reports whether an expression both marks a string as safe and joins strings. Jinja then
-/// escapes the strings that are not marked; minijinja does not without automatic escaping.
+/// Reports whether an expression both marks a string as safe and adds strings. Jinja then
+/// escapes those that are not marked (`+`, not `~`); minijinja without automatic escaping does not.
 fn joins_markup(source: &str) -> bool {
     source.split("{{").skip(1).map(|t| t.split("}}").next()).chain(source.split("{%").skip(1).map(|t| t.split("%}").next())).flatten().any(|tag| {
         let marks = tag.split('|').skip(1).any(|f| {
@@ -210,7 +210,7 @@ fn joins_markup(source: &str) -> bool {
             let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
             matches!(&name[..end], "safe" | "e" | "escape" | "forceescape")
         });
-        marks && tag.contains(['+', '~'])
+        marks && tag.contains('+')
     })
 }
 
