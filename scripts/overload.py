@@ -51,6 +51,7 @@ SIM = ["--max-num-seqs", str(BATCH), "--max-num-batched-tokens", "1024", "--bloc
 PROMPT, OUTPUT = 200, 32  # mean words and tokens; half of a prompt is one of 8 prefixes of its source
 TTFT, TPOT = 1.5, 0.05  # targets, in seconds
 ENGINE_QUEUE = 0.2  # admission.engine_queue, in seconds
+QUEUE_WAIT = 1  # longest wait in a queue that knows no targets, so that what it serves can be within them
 HIGH = 0.30  # load of the highest class, as a share of capacity
 
 SLUICE = """
@@ -60,6 +61,7 @@ admin: {{listen: "off"}}
 admission:
   mode: {mode}
   engine_queue: {queue}ms
+  max_wait: {wait}ms
   trusted: [any]
   preemption: {preemption}
   default_class: normal
@@ -68,8 +70,7 @@ admission:
 workers:
 """
 
-# A request waits for at most two thirds of the target, so that those that are served can still be
-# within it. The highest class is first in the queue.
+# The highest class is first in the queue.
 HAPROXY = """
 global
   maxconn 8000
@@ -156,18 +157,20 @@ class Fleet:
             self.wait(f"http://127.0.0.1:{p}/health")
         if method == "haproxy":
             servers = "\n".join(f"  server e{i} 127.0.0.1:{p} maxconn {BATCH} check" for i, p in enumerate(ports))
-            path = self.write("haproxy.cfg", HAPROXY.format(port=port, servers=servers, queue=int(TTFT * 1000 * 2 / 3)))
+            path = self.write("haproxy.cfg", HAPROXY.format(port=port, servers=servers, queue=int(QUEUE_WAIT * 1000)))
             self.start(["haproxy", "-f", path])
             self.wait(self.url + "/health")
         elif method == "sglang":
             self.start([sglang_router(), "launch", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *[f"http://127.0.0.1:{p}" for p in ports],
-                        "--policy", "cache_aware", "--max-concurrent-requests", str(BATCH * ENGINES), "--queue-size", "1000", "--queue-timeout-secs", "1", "--rate-limit-tokens-per-second", "1",
+                        "--policy", "cache_aware", "--max-concurrent-requests", str(BATCH * ENGINES), "--queue-size", "1000", "--queue-timeout-secs", str(QUEUE_WAIT), "--rate-limit-tokens-per-second", "1",
                         "--disable-retries", "--disable-circuit-breaker", "--log-level", "error", "--prometheus-port", str(port + 1)])
             self.wait(self.url + "/health")
             self.wait_for_answers()
         else:
             mode = {"none": "off"}.get(method, method)
-            config = SLUICE.format(port=port, mode=mode, queue=int(ENGINE_QUEUE * 1000), preemption=str(preemption).lower(), more=more)
+            # Like haproxy's, the FIFO queue knows no targets; a bound of the wait serves those in time that it serves.
+            wait = QUEUE_WAIT if method == "fifo" else 30
+            config = SLUICE.format(port=port, mode=mode, queue=int(ENGINE_QUEUE * 1000), wait=int(wait * 1000), preemption=str(preemption).lower(), more=more)
             path = self.write("sluice.yaml", config + "".join(f"  - {{url: 'http://127.0.0.1:{p}', role: aggregated}}\n" for p in ports))
             self.start([self.o.bin, "serve", "--config", path])
             self.wait(self.url + "/metrics", lambda text: text.count('state="ready"') == ENGINES and
@@ -275,8 +278,9 @@ class Results:
         return [v for k, v in sorted(self.data["cells"].items()) if k.rsplit("/", 1)[0] == key]
 
 
-def source(rate, **keys):
-    return ["--source", ",".join([f"rate={rate:.3f}", f"ttft={int(TTFT * 1000)}ms", f"tpot={int(TPOT * 1000)}ms", "spread=0.5"] + [f"{k}={v}" for k, v in keys.items()])]
+def source(rate, targets=True, **keys):
+    target = [f"ttft={int(TTFT * 1000)}ms", f"tpot={int(TPOT * 1000)}ms"] if targets else []
+    return ["--source", ",".join([f"rate={rate:.3f}", "spread=0.5"] + target + [f"{k}={v}" for k, v in keys.items()])]
 
 
 def mix(capacity, load):
@@ -298,9 +302,10 @@ def tenants(capacity, factor):
 
 
 def backlogged(capacity):
+    """Four tenants with more than their share. They have no targets, so that their queues stay full."""
     out = []
     for i, share in enumerate([0.5, 0.75, 1.0, 1.5]):
-        out += source(share * capacity, tenant=f"tenant-{i + 1}")
+        out += source(share * capacity, targets=False, tenant=f"tenant-{i + 1}")
     return out
 
 
@@ -576,7 +581,7 @@ Targets of every request: first token within {TTFT:g} s, then {1000 * TPOT:g} ms
 - Each cell has new engines and a new router: {o.warmup:g} s of warm-up, {o.seconds:g} s of measured arrivals, and {o.cooldown:g} s more of load until the rest is cut off. A request that is cut off counts with its wait.
 - Figures are medians of {len(first) or o.rounds} rounds, with their range; every other round runs the methods in reverse order.
 - The highest class offers {100 * HIGH:g} % of capacity at every load; of the rest, two thirds are three tenants of the normal class and one third is a tenant of the lowest.
-- haproxy queues at `maxconn {BATCH}` a server, puts the highest class first, and refuses after {TTFT * 2 / 3:g} s in the queue. sglang-router admits {BATCH * ENGINES} requests at a time, `cache_aware`, and queues the others for at most 1 s (then status 408), refilled at 1 a second because its default lets as many a second through as may run.
+- haproxy queues at `maxconn {BATCH}` a server, puts the highest class first, and refuses after {QUEUE_WAIT} s in the queue, as Sluice's FIFO queue does here. sglang-router admits {BATCH * ENGINES} requests at a time, `cache_aware`, and queues the others for at most {QUEUE_WAIT} s (then status 408); its tokens are refilled at 1 a second, because the default lets as many a second through as may run at once.
 - Versions: {r.data.get("versions") or versions(o)}.
 """)
     if table:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -130,7 +131,7 @@ func (r *recorder) result(res *Result, job *Job, due time.Time) {
 	r.bytes += int64(res.Bytes)
 	record(r.sendDelay, res.SendDelay)
 	if res.Err != nil {
-		text := res.Err.Error()
+		text := errorKind(res)
 		if _, known := r.errors[text]; !known && len(r.errors) >= maxErrorKinds {
 			text = "other errors"
 		}
@@ -159,6 +160,19 @@ func (r *recorder) result(res *Result, job *Job, due time.Time) {
 		r.byWorker[res.Worker]++
 	}
 }
+
+// errorKind returns the text of a failure without the numbers in an error response, which differ
+// from one refusal to the next.
+func errorKind(res *Result) string {
+	text := res.Err.Error()
+	const prefix = len("load: status 429")
+	if res.Status == 200 || !strings.HasPrefix(text, "load: status ") || len(text) < prefix {
+		return text
+	}
+	return text[:prefix] + numbers.ReplaceAllString(text[prefix:], "N")
+}
+
+var numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
 // Snapshot is the state of a run in progress.
 type Snapshot struct {

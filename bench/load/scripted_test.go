@@ -68,7 +68,7 @@ func (e *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.status != 0 {
 		testwait.Pace(s.wait)
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "busy", s.status)
+		http.Error(w, fmt.Sprintf("busy, wait %d.5s", n), s.status)
 		return
 	}
 	if s.wait < 0 {
@@ -233,6 +233,9 @@ func TestReportIsWhatTheEngineDid(t *testing.T) {
 	}
 	if w := want["a"]; w.Requests < 390 || w.Requests > 401 || rep.ByClass["high"].Good != w.Good || rep.BySource["a"].OK != w.OK {
 		t.Errorf("the engine got %d requests of a, which sends 40 a second for 10 s; by class %+v", w.Requests, rep.ByClass["high"])
+	}
+	if len(rep.Errors) != 3 {
+		t.Errorf("errors %v; want one kind for each status, whatever its numbers, and the time-out", rep.Errors)
 	}
 	if all := rep.Overall; all.Good != want["a"].Good+want["b"].Good || all.Refused != rep.Overall.Refusal.Count {
 		t.Errorf("overall %+v; want the sum of both tenants", all)
