@@ -44,7 +44,7 @@ COLOURS = {"none": "#8250df", "fifo": "#bf8700", "fair": "#1f6feb", "haproxy": "
 SGLANG_ROUTER = "0.3.2"
 
 # The engines: 4 ranks with batches of 16.
-ENGINES, BATCH, BLOCKS = 4, 16, 1000
+ENGINES, BATCH, BLOCKS = 4, 16, 2500
 SIM = ["--max-num-seqs", str(BATCH), "--max-num-batched-tokens", "1024", "--blocks", str(BLOCKS),
        "--cost-step", "10ms", "--cost-seq", "250us", "--cost-prefill", "60us", "--records", "-1"]
 # sglang-router accepts prompts as text only, so prompts are chats, of words of about three tokens.
@@ -283,13 +283,19 @@ def source(rate, targets=True, **keys):
     return ["--source", ",".join([f"rate={rate:.3f}", "spread=0.5"] + target + [f"{k}={v}" for k, v in keys.items()])]
 
 
-def mix(capacity, load):
-    """The sources of a load: the highest class offers the same at each, others the rest."""
+def shares(load):
+    """Returns the tenants of a load and what each offers, as a share of capacity. The highest class
+    offers the same at each load, and the others the rest."""
     rest = load / 100 - HIGH
-    out = source(HIGH * capacity, tenant="interactive", **{"class": "high"})
-    for i in range(3):
-        out += source(rest * 2 / 9 * capacity, tenant=f"team-{i + 1}", **{"class": "normal"})
-    return out + source(rest / 3 * capacity, tenant="batch", **{"class": "low"})
+    return [("interactive", HIGH), *[(f"team-{i}", rest * 2 / 9) for i in (1, 2, 3)], ("batch", rest / 3)]
+
+
+def mix(capacity, load):
+    """The sources of a load."""
+    out = []
+    for tenant, share in shares(load):
+        out += source(share * capacity, tenant=tenant, **{"class": {"interactive": "high", "batch": "low"}.get(tenant, "normal")})
+    return out
 
 
 def tenants(capacity, factor):
@@ -354,8 +360,12 @@ class Bench:
 
     def capacity(self):
         if not self.r.has("capacity/0"):
-            # Twice the batches, so that none is ever short of a request.
-            rep = self.measure("none", *common(self.o, self.o.seed), *timed(self.o), "--source", f"users={2 * BATCH * ENGINES},spread=0.5")
+            # Twice the batches, so that none is ever short of a request, of the tenants in main: their number
+            # of prefixes decides how much is found in the cache.
+            sources = []
+            for tenant, share in shares(100):
+                sources += ["--source", f"users={max(1, round(2 * BATCH * ENGINES * share))},tenant={tenant},spread=0.5"]
+            rep = self.measure("none", *common(self.o, self.o.seed), *timed(self.o), *sources)
             rep["rate"] = rep["overall"]["served_per_second"]
             self.r.put("capacity/0", rep)
         rate = self.r.data["cells"]["capacity/0"]["rate"]
@@ -665,7 +675,7 @@ def main():
         sglang_router()
 
     # Cells of other settings cannot share a page.
-    settings = hashlib.sha256(json.dumps([SIM, PROMPT, OUTPUT, TTFT, TPOT, ENGINE_QUEUE, HIGH, SLUICE, HAPROXY, o.seconds, o.warmup, o.seed]).encode()).hexdigest()[:12]
+    settings = hashlib.sha256(json.dumps([SIM, ENGINES, PROMPT, OUTPUT, TTFT, TPOT, ENGINE_QUEUE, HIGH, SLUICE, HAPROXY, o.seconds, o.warmup, o.seed]).encode()).hexdigest()[:12]
     r = Results(os.path.join(build, "quick.json" if o.quick else "results.json"), settings)
     if not o.resume:
         r.drop(parts)
