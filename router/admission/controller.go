@@ -58,8 +58,19 @@ type Waiter struct {
 	// is how long it has waited, once Wait has returned.
 	Forecast, Waited time.Duration
 
-	outcome Outcome // guarded by Controller.mu until done
-	done    chan struct{}
+	outcome  Outcome // guarded by Controller.mu until done
+	panicked any     // what TryStart panicked with
+	done     chan struct{}
+}
+
+// tryStart is Starter.TryStart. A panic of it belongs to the request: Wait passes it on.
+func (w *Waiter) tryStart() (v Verdict) {
+	defer func() {
+		if w.panicked = recover(); w.panicked != nil {
+			v = Started
+		}
+	}()
+	return w.Starter.TryStart()
 }
 
 // Observer counts what a Controller does. Its methods must neither block nor allocate.
@@ -226,6 +237,9 @@ func (c *Controller) Wait(w *Waiter, atMost time.Duration) Outcome {
 	}
 	w.Waited = time.Duration(c.now() - w.Item.Arrived)
 	c.observer.Dequeued(w.Class, w.Item.Tenant, w.outcome, w.Waited, w.Forecast)
+	if w.panicked != nil {
+		panic(w.panicked)
+	}
 	return w.outcome
 }
 
@@ -316,7 +330,7 @@ func (c *Controller) dispatchLane(lane string) {
 		if it == nil {
 			return
 		}
-		switch it.Waiter.Starter.TryStart() {
+		switch it.Waiter.tryStart() {
 		case Started:
 			c.queue.Take(it)
 			c.rate(lane).add(c.now(), it.Cost)

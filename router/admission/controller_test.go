@@ -122,6 +122,34 @@ func TestDeferredRequestsLetOthersPass(t *testing.T) {
 	})
 }
 
+type panicking struct{}
+
+func (panicking) TryStart() Verdict { panic("a fault of one request") }
+
+// A panic ends the request that it belongs to, on its own goroutine, and no other.
+func TestPanicBelongsToItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+		var free atomic.Int64
+		free.Add(1)
+		faulty := &Waiter{Starter: panicking{}, Item: Item{Lane: "m"}}
+		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+		c.Enqueue(faulty)
+		c.Enqueue(other)
+		func() {
+			defer func() {
+				if got := recover(); got != "a fault of one request" {
+					t.Errorf("Wait panicked with %v; want the panic of TryStart", got)
+				}
+			}()
+			c.Wait(faulty, time.Second)
+		}()
+		if out := c.Wait(other, time.Second); out != Dispatched {
+			t.Errorf("the other request ended %s; want dispatched", out)
+		}
+	})
+}
+
 // The forecast follows from the measured rate.
 func TestForecast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

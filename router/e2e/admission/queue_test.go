@@ -216,6 +216,9 @@ func TestFullQueue(t *testing.T) {
 	if served, refused := o.wait(e); served != "[first high low1]" || refused != "[low2 429 admission_queue_full]" {
 		t.Errorf("served %s, refused %s; want first, high and low1 served, and low2 refused", served, refused)
 	}
+	if notes := fmt.Sprint(r.Outcome(t, "low2").Notes); !strings.Contains(notes, "admission: refused") {
+		t.Errorf("the explain record of a refused request has the notes %s", notes)
+	}
 	wantEmpty(t, r, e)
 }
 
