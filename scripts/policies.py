@@ -244,6 +244,7 @@ def page(o, cells, capacity, tokens, path):
 This page compares the KV-aware choice with session hashing, least loaded and round robin on a simulated fleet.
 `make policies` (`scripts/policies.py`) writes it.
 The figures are of one run; only their ratios mean anything elsewhere.
+[placement.md](placement.md) compares them on modelled engines, with more traces and what is possible at best.
 
 {o.engines} simulated engines (aggregated, {o.blocks:,} KV blocks of 16 tokens each, {o.prefill_us} µs of timer a prompt token, 12 ms a step) run behind one router.
 A seeded trace of chats is played at its own times: one of 12 system prompts of 512 to 2,560 tokens, five turns on average, each with all before it as its prompt, {tokens:,.0f} tokens a prompt on average.

@@ -4,7 +4,7 @@
 // Run plays a Trace. The scheduler and the index are the router's own; the engines are models with
 // finite caches (engine); the clock is that of a synctest bubble, so an hour takes a second and the
 // machine does not matter. Bound computes what no placement can exceed. TestPolicies compares the
-// policies:
+// policies and writes docs/placement.md:
 //
 //	make policies                   # generated traces
 //	make policies TRACE=file        # a trace in Mooncake's format

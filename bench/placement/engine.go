@@ -25,6 +25,7 @@ type engine struct {
 	busy    bool
 
 	computed int // prompt tokens
+	requests int
 }
 
 // EngineOptions are the properties of a simulated engine.
@@ -72,6 +73,7 @@ func (e *engine) add(r *Request, done func(first bool, cached int)) {
 	x := &running{req: r, done: done, blocks: make([]blockhash.Seq, 0, len(r.Blocks)+len(r.Generated))}
 	x.blocks = append(append(x.blocks, r.Blocks...), r.Generated...)
 	e.waiting = append(e.waiting, x)
+	e.requests++
 }
 
 // begin starts a step and returns how long it takes; 0 if there is nothing to do.

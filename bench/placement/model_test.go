@@ -160,3 +160,43 @@ func TestReadTrace(t *testing.T) {
 		t.Error("no error for a file that does not exist")
 	}
 }
+
+// TestOnePrefixDoesNotFillOneEngine: two engines and one request at a time, conversations under one
+// system prompt. The first engine with it used to get every request, however much it evicted.
+func TestOnePrefixDoesNotFillOneEngine(t *testing.T) {
+	b := newBuilder("one", 1)
+	system := b.grow(prompt{}, 1024)
+	open := make([]prompt, 14)
+	for i := range 600 {
+		p := &open[b.rng.IntN(len(open))]
+		if p.tokens == 0 || p.tokens > 5000 {
+			*p = system
+		}
+		*p = b.add(float64(10*i), b.grow(*p, 700), 100)
+	}
+	tr := b.finish(400)
+	o := Options{Engines: 2, Engine: DefaultEngine, KVTokens: 25_000, Speed: 1}
+	with := simulate(t, tr, o, Variant{Options: newOptions("kv")})
+	opt := newOptions("kv")
+	opt.EvictionWeight = 0
+	without := simulate(t, tr, o, Variant{Options: opt})
+	if with.Busiest > 1.25 || with.Hit < without.Hit+0.1 {
+		t.Errorf("the busier engine has %.2f times its share, cached %.3f; without the eviction term %.2f and %.3f", with.Busiest, with.Hit, without.Busiest, without.Hit)
+	}
+}
+
+// TestOthersKeepPrefixesTogether: at nearly full load the fleet computes less, and first tokens come
+// no later, than if each request minimised its own time.
+func TestOthersKeepPrefixesTogether(t *testing.T) {
+	tr := families(1500, 2)
+	o := Options{Engines: 4, Engine: DefaultEngine, KVTokens: 100_000}
+	o.Speed = 16 * tr.span().Seconds() / float64(len(tr.Requests))
+	ideal := Bound(tr, o).Infinite
+	with := simulate(t, tr, o, Variant{Options: newOptions("kv")})
+	opt := newOptions("kv")
+	opt.OthersWeight = 0
+	own := simulate(t, tr, o, Variant{Options: opt})
+	if with.Hit < (own.Hit+ideal)/2 || with.Mean > own.Mean {
+		t.Errorf("cached %.3f, mean %v; own time only %.3f, %v; ideal %.3f", with.Hit, with.Mean, own.Hit, own.Mean, ideal)
+	}
+}

@@ -41,6 +41,7 @@ type Result struct {
 	Predicted      float64 // the same as the router expected it
 	Mean, P50, P99 time.Duration
 	Imbalance      float64       // tokens computed by the busiest engine, as a multiple of the mean
+	Busiest        float64       // requests of the busiest engine, likewise
 	Requests       float64       // ended per second
 	Output         float64       // output tokens per second
 	Total          time.Duration // mean time of a request
@@ -273,15 +274,24 @@ func (r *run) result() Result {
 	n := len(r.ttfts)
 	slices.Sort(r.ttfts)
 	v.Mean, v.P50, v.P99 = sum/time.Duration(n), r.ttfts[n/2], r.ttfts[n*99/100]
-	most, all := 0, 0
-	for _, e := range r.engines {
-		most, all = max(most, e.computed), all+e.computed
+	computed, requests := make([]int, len(r.engines)), make([]int, len(r.engines))
+	for i, e := range r.engines {
+		computed[i], requests[i] = e.computed, e.requests
 	}
-	v.Imbalance = float64(most) * float64(len(r.engines)) / float64(all)
+	v.Imbalance, v.Busiest = mostByMean(computed), mostByMean(requests)
 	elapsed := (r.last - r.first).Seconds()
 	v.Requests, v.Output = float64(r.ended)/elapsed, float64(r.output)/elapsed
 	v.Total, v.PerToken = r.total/time.Duration(r.ended), r.decoding/time.Duration(max(1, r.output-r.ended))
 	return v
+}
+
+// mostByMean returns the largest number as a multiple of their mean.
+func mostByMean(n []int) float64 {
+	sum := 0
+	for _, x := range n {
+		sum += x
+	}
+	return float64(slices.Max(n)) * float64(len(n)) / float64(max(1, sum))
 }
 
 func share(part, whole int) float64 { return float64(part) / float64(max(1, whole)) }

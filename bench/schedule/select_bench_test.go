@@ -33,7 +33,9 @@ func newTestFleet(ranks, tokens int, opt schedule.Options) *testFleet {
 	b := &testFleet{scheduler: schedule.New(opt), index: kvindex.New(kvindex.Options{MaxBytes: 4 << 30})}
 	for i := range ranks {
 		w := worker.New(worker.Spec{ID: fmt.Sprintf("w%d", i), BlockSize: blockSize})
+		w.SetInfo(&worker.Info{BlockSize: blockSize, TotalBlocks: 20_000})
 		r := w.Ranks[0]
+		r.CachedBlocks.Store(int64(20_000 - i%4*1000)) // a quarter of the caches is full
 		r.Slot = worker.Slot(i)
 		r.Feed.Store(uint32(worker.FeedLive))
 		r.EventBlockSize.Store(blockSize)
@@ -79,7 +81,7 @@ func BenchmarkSelect(b *testing.B) {
 
 func benchSelect(b *testing.B, ranks, tokens int) {
 	bed := newTestFleet(ranks, tokens, schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1,
-		HostWeight: 0.8, DiskWeight: 0.5, InFlightWeight: 0.9, Seed: 1})
+		HostWeight: 0.8, DiskWeight: 0.5, InFlightWeight: 0.9, EvictionWeight: 0.5, OthersWeight: 4, Seed: 1})
 	q := schedule.Query{Leg: schedule.WholeLeg, Candidates: bed.ranks, PromptTokens: tokens, MaxTokens: 256, Attempt: 1,
 		Overlaps: make([]schedule.SizedOverlap, 1), KeyTokens: blockSize, Reservation: new(schedule.Reservation)}
 	q.Overlaps[0].BlockSize = blockSize

@@ -106,6 +106,8 @@ var costTerms = []struct {
 	{"waiting", func(t *schedule.Terms) float64 { return t.Waiting }},
 	{"decode", func(t *schedule.Terms) float64 { return t.Decode }},
 	{"pressure", func(t *schedule.Terms) float64 { return t.Pressure }},
+	{"eviction", func(t *schedule.Terms) float64 { return t.Eviction }},
+	{"others", func(t *schedule.Terms) float64 { return t.Others }},
 }
 
 // planReasons maps a reason of the scheduler's choice between plans to its explanation.

@@ -18,7 +18,7 @@ func scheduleOptions(cfg *config.Config) schedule.Options {
 	s := &cfg.Schedule
 	return schedule.Options{
 		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
-		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, InFlightWeight: s.PendingWeight,
+		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, InFlightWeight: s.PendingWeight, EvictionWeight: s.Eviction, OthersWeight: s.Others,
 		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
 		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
 	}

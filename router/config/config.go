@@ -565,6 +565,8 @@ type Schedule struct {
 	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // value of a token cached in the engine's host memory, relative to one on the device [0.8]
 	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same for a token cached on disk [0.5]
 	PendingWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same for a token that was sent to the worker and has no KV event yet; 0 ignores them [0.9]
+	Eviction      float64 `yaml:"eviction_weight" min:"0" max:"1"`                           // how likely a token that leaves a full cache is asked for again: what new blocks displace costs that part of its prefill [0.5]
+	Others        float64 `yaml:"others_weight" min:"0"`                                     // what other requests pay for a token that is computed, relative to what its own request pays: a higher value keeps prompts with what is cached, and queues them longer for it [4]
 	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
 	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
 	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a resident KV block of the batch adds to the decode of a request; 0: learned [0]

@@ -42,7 +42,7 @@ func Default() *Config {
 		Health:    Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second, FrozenProcess: 10 * time.Second, FrozenCore: 30 * time.Second, FrozenHost: 10 * time.Second},
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
-		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, PendingWeight: 0.9, Explain: 10_000, Policy: "kv"},
+		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, PendingWeight: 0.9, Eviction: 0.5, Others: 4, Explain: 10_000, Policy: "kv"},
 		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "header"},
 		Sessions:  Sessions{Max: 1 << 16, Expire: 30 * time.Minute, Hold: 30 * time.Second, MaxWait: 30 * time.Second, MaxWaiting: 4096},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},

@@ -23,7 +23,7 @@ var reloadable = []string{
 	"pd.lease", "pd.lease_margin", "pd.abort_delay", "pd.abandoned_decode_timeout", "pd.completion_timeout", "pd.max_attempts", "pd.decode_attempts", "pd.decode_only_fallback", "pd.local_prefill_tokens",
 	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
-	"schedule.host_weight", "schedule.disk_weight", "schedule.in_flight_weight", "schedule.temperature", "schedule.policy",
+	"schedule.host_weight", "schedule.disk_weight", "schedule.in_flight_weight", "schedule.eviction_weight", "schedule.others_weight", "schedule.temperature", "schedule.policy",
 	"schedule.prefill_ms", "schedule.transfer_ms", "schedule.block_ms", "tokens",
 	"index.approx_ttl", "registration.token", "registration.lease", "registration.max_lease", "registration.max_workers",
 }

@@ -155,9 +155,10 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 			r := x.ranks[i]
 			s.rates.expireOwn(r, now)
 			prefill := float64(s.rates.price(r, worker.Prefilling))
-			price := [2]uint32{uint32(w.prefill * prefill), uint32(w.prefill * float64(s.rates.price(r, worker.Pulling)))}
+			price := [2]uint32{uint32(w.computing(r) * prefill), uint32(w.prefill * float64(s.rates.price(r, worker.Pulling)))}
 			waiting := int64(w.queue * prefill * float64(tokensOfOthers(r)))
-			lacking := r.KVUsage() >= pressureThreshold
+			total := r.Worker.Info().TotalBlocks
+			lacking := total > 0 && float64(blocksInUse(r, total)) >= pressureThreshold*float64(total) || r.KVUsage() >= pressureThreshold
 			if lacking {
 				lowMemory = append(lowMemory, i)
 			}
@@ -180,6 +181,17 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 	x.size.Store(int32(common))
 	x.lowMemory.Store(&lowMemory)
 	x.refreshed.Store(now)
+}
+
+// computing returns the weight of a token that a rank must compute. In a full cache it displaces
+// another; evaluate counts the displaced tokens, but a pass over many ranks knows only whether there
+// are any.
+func (w *weights) computing(r *worker.Rank) float64 {
+	weight := w.prefill
+	if total := r.Worker.Info().TotalBlocks; total > 0 && w.eviction > 0 && float64(emptyBlocks(r, total)) < fullThreshold*float64(total) {
+		weight += w.eviction
+	}
+	return weight * (1 + w.others)
 }
 
 // usesIndex reports whether a query can be answered with an index: a large pool, the cost policy,

@@ -11,7 +11,8 @@ import (
 const (
 	nsPerMS           = 1e6
 	waitingTokens     = 1024 // assumed prompt of a request placed by another router
-	pressureThreshold = 0.9  // fraction of KV blocks in use from which free blocks are uncertain
+	pressureThreshold = 0.9  // fraction of KV blocks in use from which a rank of a large pool is short of them
+	fullThreshold     = 0.06 // fraction of KV blocks without content below which a rank of a large pool is full
 )
 
 // candidateState is one candidate as seen by a choice: the inputs of its cost. The terms of the
@@ -32,6 +33,7 @@ type candidateState struct {
 	host          int32 // of depth, those on the host only
 	disk          int32 // of depth, those on disk only
 	lackingTokens int32 // tokens of this request's blocks that do not fit
+	evicted       int32 // cached tokens of other prompts that this request's new blocks displace
 	feed          worker.FeedState
 	approx        bool // the overlap comes from Approx: text mode or the router's own choices
 	inFlight      bool // the overlap was just sent there; no event has reported it yet
@@ -62,12 +64,13 @@ type choiceContext struct {
 type weights struct {
 	overlap, host, disk, inFlight float64
 	prefill, queue, decode        float64
+	eviction, others              float64
 	overlap16                     int64 // overlap weight in 1/65,536
 }
 
 func newWeights(o *Options) weights {
 	return weights{overlap: o.OverlapWeight, overlap16: int64(o.OverlapWeight*(1<<16) + 0.5), host: o.HostWeight, disk: o.DiskWeight, inFlight: o.InFlightWeight,
-		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight}
+		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight, eviction: o.EvictionWeight, others: o.OthersWeight}
 }
 
 // temperature returns the temperature of a query.
@@ -129,11 +132,7 @@ func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int)
 	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.inFlight) > 0 {
 		f.overlap(r, t, depth)
 	}
-	if f.leg != PrefillLeg {
-		if u := r.KVUsage(); u >= pressureThreshold {
-			t.lackingTokens = f.missingTokens(r, u)
-		}
-	}
+	f.room(r, t)
 	p := f.weights.termsOf(f.leg, f.prompt, t)
 	t.cost = p.sum()
 }
@@ -246,14 +245,48 @@ func depthIn(o *kvindex.Overlap, slot worker.Slot, known int) int {
 	return 0
 }
 
-func (f *choiceContext) missingTokens(r *worker.Rank, usage float64) int32 {
+// room sets the tokens of this request that do not fit beside the running ones, and those of other
+// prompts that its new blocks displace from the cache.
+func (f *choiceContext) room(r *worker.Rank, t *candidateState) {
 	total := r.Worker.Info().TotalBlocks
 	if total <= 0 {
-		return 0
+		return
 	}
-	size := sizeOf(r)
-	free := int((1 - min(usage, 1)) * float64(total))
-	return int32(min(max(0, blocksFor(r, f.prompt, f.output)-free)*size, math.MaxInt32))
+	output := f.output
+	if f.leg == PrefillLeg {
+		output = 0
+	}
+	size, need := sizeOf(r), blocksFor(r, f.prompt, output)
+	if f.leg != PrefillLeg {
+		lacking := min(need, need-total+blocksInUse(r, total))
+		t.lackingTokens = int32(min(max(0, lacking)*size, math.MaxInt32))
+	}
+	if f.leg != DecodeLeg && f.weights.eviction > 0 {
+		fresh := need - int(t.depth-t.host-t.disk)
+		t.evicted = int32(min(max(0, fresh-emptyBlocks(r, total))*size, math.MaxInt32))
+	}
+}
+
+// blocksInUse returns how many of a rank's blocks running requests use. A report of the engine is up
+// to a second old and has no waiting requests, so this router's reservations there count if they are
+// more. They count a prefix once for each request that shares it; therefore no more counts than the
+// reported blocks of a running request for each request that this router has there.
+func blocksInUse(r *worker.Rank, total int) int {
+	reported, reserved := min(max(r.KVUsage(), 0), 1)*float64(total), float64(r.DecodeBlocks.Load())
+	if running := r.Running.Load(); running > 0 && reported > 0 {
+		reserved = min(reserved, reported/float64(running)*float64(r.Requests.Load()))
+	}
+	return int(max(reported, reserved))
+}
+
+// emptyBlocks returns how many of a rank's blocks have no content: neither the cached ones nor those
+// that running requests will fill. It errs on the low side, because cached blocks may be in use, and
+// returns the total if events do not report the cache: then nothing is known of what is displaced.
+func emptyBlocks(r *worker.Rank, total int) int {
+	if s := worker.FeedState(r.Feed.Load()); s != worker.FeedLive && s != worker.FeedSyncing {
+		return total
+	}
+	return max(0, total-int(r.CachedBlocks.Load()+r.DecodeBlocks.Load()))
 }
 
 // Terms are the summands of a cost, in ms.
@@ -264,10 +297,23 @@ type Terms struct {
 	Waiting  float64 `json:"waiting,omitempty"`
 	Decode   float64 `json:"decode,omitempty"`
 	Pressure float64 `json:"pressure,omitempty"`
+	Eviction float64 `json:"eviction,omitempty"`
+	Others   float64 `json:"others,omitempty"`
 }
 
 func (p *Terms) sum() float64 {
+	return p.own() + p.Eviction + p.Others
+}
+
+// own is the time of this request alone.
+func (p *Terms) own() float64 {
 	return p.Prefill + p.Transfer + p.Queue + p.Waiting + p.Decode + p.Pressure
+}
+
+// ownTime returns the part of a candidate's cost that is the time of this request.
+func (f *choiceContext) ownTime(t *candidateState) float64 {
+	p := f.weights.termsOf(f.leg, f.prompt, t)
+	return p.own()
 }
 
 // termsOf splits a candidate's cost into its terms.
@@ -284,6 +330,10 @@ func (w *weights) termsOf(leg LegKind, prompt int, t *candidateState) Terms {
 	if leg != PrefillLeg {
 		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.work) / decodeSteps
 		p.Pressure = w.decode * prefill * float64(t.lackingTokens)
+	}
+	if leg != DecodeLeg {
+		p.Eviction = w.eviction * prefill * float64(t.evicted)
+		p.Others = w.others * (p.Prefill + p.Eviction + p.Pressure)
 	}
 	return p
 }

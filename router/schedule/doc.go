@@ -18,10 +18,12 @@
 //	waiting  = QueueWeight × tokens of others waiting there × prefill rate
 //	decode   = DecodeWeight × blocks reserved on the rank × block rate, each block by the fraction of 256 steps that its request will run
 //	pressure = DecodeWeight × tokens of this request's blocks that do not fit × prefill rate
+//	eviction = EvictionWeight × cached tokens of other prompts that the new blocks displace × prefill rate
+//	others   = OthersWeight × (prefill + pressure + eviction)
 //
-//	prefill leg = prefill + queue + waiting
+//	prefill leg = prefill + queue + waiting + eviction + others
 //	decode leg  = transfer + decode + pressure + waiting
-//	whole       = prefill + queue + decode + pressure + waiting
+//	whole       = prefill + queue + decode + pressure + waiting + eviction + others
 //
 //	credit = OverlapWeight × (tokens on the device + HostWeight × on the host + DiskWeight × on disk),
 //	  also for overlap that is predicted from the router's own choices,
@@ -43,8 +45,10 @@
 //
 // The waiting tokens of others are what the engine reports beyond this router's own requests, so
 // that no request is counted twice: tokens if the engine reports tokens (load messages), otherwise
-// 1,024 per request. Pressure applies only if the engine reports at least 90 % of its blocks in use
-// and their number is known; what does not fit is recomputed later.
+// 1,024 per request. Pressure and eviction apply only if the number of the rank's blocks is known:
+// what does not fit or is displaced is recomputed later. In a large pool they are exact for the
+// ranks that a record shows and for those with 90 % of their blocks in use; of the others a pass
+// knows only whether the cache is full.
 //
 // Ranks whose feed is silent or broken have no overlap from the index. A record then shows the
 // overlap as unknown, unless it was predicted from the router's own choices.

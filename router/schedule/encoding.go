@@ -38,7 +38,7 @@ const (
 func toMicros(ms float64) int64 { return int64(ms*1000 + 0.5) }
 
 // maxEncodedTerm bounds the bytes of a decision's own numbers, at most eleven of five or ten bytes,
-// and of one term: four of ten bytes, ten of five and a few more.
+// and of one term: four of ten bytes, eleven of five and a few more.
 const maxEncodedTerm = 128
 
 // putVarint writes a varint at position at, which must have space, and returns the position after
@@ -126,6 +126,10 @@ func putCandidate(b *[maxEncodedTerm]byte, t, before *candidateState, number uin
 			}
 		}
 	}
+	if t.evicted != 0 {
+		have |= 1 << 11
+		at = putVarint(b, at, uint64(uint32(t.evicted)))
+	}
 	binary.LittleEndian.PutUint16(b[haveAt:], have)
 	return at
 }
@@ -205,7 +209,7 @@ func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decisio
 		t.reserved, t.blocks, t.work = number(0), int32(number(1)), number(2)
 		t.requests, t.waiting, t.otherTokens = int32(number(3)), int32(number(4))-1, number(5)
 		t.cached, t.depth = int32(number(6)), int32(number(7))
-		t.host, t.disk, t.lackingTokens = int32(number(8)), int32(number(9)), int32(number(10))
+		t.host, t.disk, t.lackingTokens, t.evicted = int32(number(8)), int32(number(9)), int32(number(10)), int32(number(11))
 		if marks&markCredited == 0 {
 			t.credit = float64(t.cached)
 		}

@@ -64,6 +64,7 @@ type Candidate struct {
 	Waiting       int     `json:"engine_waiting"`                // -1: never reported
 	OtherTokens   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: reported by the engine, or assumed
 	LackingTokens int     `json:"tokens_without_room,omitempty"` // of this request
+	Evicted       int     `json:"tokens_displaced,omitempty"`    // cached tokens of other prompts that its new blocks displace
 	Feed          string  `json:"feed"`
 }
 
@@ -201,7 +202,7 @@ func (d *decision) export(s *Scheduler, terms []candidateState) Decision {
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,
 			Terms: s.currentSettings().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), InFlight: t.inFlight, Unknown: t.unknown(), Rates: t.rates(),
-			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Feed: t.feed.String()}
+			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Evicted: int(t.evicted), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank
 		}

@@ -315,7 +315,7 @@ func (l *legScan) reserve(s *Scheduler, res *Reservation, force bool) bool {
 func (l *legScan) toChoice(s *Scheduler, res *Reservation) Choice {
 	t := l.best()
 	if l.findInFlight(s) {
-		s.inFlight.add(t.rank.Slot, l.query.Keys, t.confirmedBlocks(l.query.KeyTokens), l.scratch.ctx.now, time.Duration(min(t.cost*nsPerMS, float64(maxInFlight)))+eventLag)
+		s.inFlight.add(t.rank.Slot, l.query.Keys, t.confirmedBlocks(l.query.KeyTokens), l.scratch.ctx.now, time.Duration(min(l.scratch.ctx.ownTime(t)*nsPerMS, float64(maxInFlight)))+eventLag)
 	}
 	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 }

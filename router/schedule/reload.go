@@ -27,7 +27,8 @@ func (s *Scheduler) Reload(opt Options) {
 func (o Options) Reloadable() Options {
 	return Options{
 		OverlapWeight: o.OverlapWeight, PrefillWeight: o.PrefillWeight, DecodeWeight: o.DecodeWeight, QueueWeight: o.QueueWeight,
-		HostWeight: o.HostWeight, DiskWeight: o.DiskWeight, InFlightWeight: o.InFlightWeight, Rates: o.Rates, Temperature: o.Temperature, Policy: o.Policy,
+		HostWeight: o.HostWeight, DiskWeight: o.DiskWeight, InFlightWeight: o.InFlightWeight, EvictionWeight: o.EvictionWeight, OthersWeight: o.OthersWeight,
+		Rates: o.Rates, Temperature: o.Temperature, Policy: o.Policy,
 	}
 }
 

@@ -326,7 +326,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("first decision: %+v", d)
 	}
 	for _, x := range d.Shown {
-		sum := x.Terms.Prefill + x.Terms.Queue + x.Terms.Waiting + x.Terms.Decode + x.Terms.Transfer + x.Terms.Pressure
+		sum := x.Terms.Prefill + x.Terms.Queue + x.Terms.Waiting + x.Terms.Decode + x.Terms.Transfer + x.Terms.Pressure + x.Terms.Eviction + x.Terms.Others
 		if diff := sum - x.Cost; diff > 0.001 || diff < -0.001 {
 			t.Errorf("%s: terms sum to %v, cost is %v", x.Rank, sum, x.Cost)
 		}

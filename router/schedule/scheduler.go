@@ -19,6 +19,9 @@ type Options struct {
 	// device. InFlightWeight is the same for tokens just sent to a rank that no event has reported
 	// yet; 0 disables it.
 	HostWeight, DiskWeight, InFlightWeight float64
+	// EvictionWeight is how likely a token that leaves a full cache is asked for again. OthersWeight
+	// is what other requests pay for a token that is computed, as a multiple of what its own pays.
+	EvictionWeight, OthersWeight float64
 	// Rates above 0 are fixed, the others learned.
 	Rates Rates
 	// Temperature 0 chooses the lowest cost. Otherwise a candidate is drawn with weight
@@ -163,7 +166,7 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 		t := &sc.best
 		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 		if awaits && t.rank.MayCache() {
-			s.inFlight.add(t.rank.Slot, q.Keys, t.confirmedBlocks(q.KeyTokens), f.now, time.Duration(min(t.cost*nsPerMS, float64(maxInFlight)))+eventLag)
+			s.inFlight.add(t.rank.Slot, q.Keys, t.confirmedBlocks(q.KeyTokens), f.now, time.Duration(min(f.ownTime(t)*nsPerMS, float64(maxInFlight)))+eventLag)
 		}
 	}
 	if sc.recorded {

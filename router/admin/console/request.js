@@ -89,7 +89,7 @@ function waterfall({ timeline: t, no_timeline: missing }) {
   return out;
 }
 
-const TERMS = ["prefill", "transfer", "queue", "waiting", "decode", "pressure"];
+const TERMS = ["prefill", "transfer", "queue", "waiting", "decode", "pressure", "eviction", "others"];
 
 function explanation({ explain: rec, no_explain: missing }) {
   if (!rec) return [el("p", "quiet", missing)];

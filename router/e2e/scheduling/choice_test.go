@@ -207,7 +207,7 @@ func TestExplainShowsAllTerms(t *testing.T) {
 			t.Errorf("decision %+v", dec)
 		}
 		for _, c := range dec.Shown {
-			sum := c.Terms.Prefill + c.Terms.Transfer + c.Terms.Queue + c.Terms.Waiting + c.Terms.Decode + c.Terms.Pressure
+			sum := c.Terms.Prefill + c.Terms.Transfer + c.Terms.Queue + c.Terms.Waiting + c.Terms.Decode + c.Terms.Pressure + c.Terms.Eviction + c.Terms.Others
 			if diff := sum - c.Cost; diff > 0.01 || diff < -0.01 {
 				t.Errorf("%s: cost %v is not the sum of %+v", c.Rank, c.Cost, c.Terms)
 			}

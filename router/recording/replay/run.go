@@ -94,7 +94,7 @@ func (t *Trace) Run(v Variant, rates Rates) Result {
 	r := &replayRun{t: t, v: v, rates: rates, index: kvindex.New(kvindex.Options{MaxBytes: 16 << 30}),
 		scheduler: schedule.New(schedule.Options{
 			OverlapWeight: w("overlap_weight"), PrefillWeight: w("prefill_weight"), DecodeWeight: w("decode_weight"), QueueWeight: w("queue_weight"),
-			HostWeight: w("host_weight"), DiskWeight: w("disk_weight"), Temperature: w("temperature"), Policy: v.Policy, Explain: -1, Seed: 1,
+			HostWeight: w("host_weight"), DiskWeight: w("disk_weight"), EvictionWeight: w("eviction_weight"), OthersWeight: w("others_weight"), Temperature: w("temperature"), Policy: v.Policy, Explain: -1, Seed: 1,
 			// The model's index contains a chosen prompt at once, so there are no blocks in
 			// flight. Rates are learned by the wall clock, but the model has its own clock:
 			// they stay constant.
