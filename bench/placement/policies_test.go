@@ -15,8 +15,9 @@ import (
 )
 
 var (
-	compare   = flag.Bool("policies", false, "compare the policies")
-	write     = flag.String("write", "", "file for the page")
+	compare = flag.Bool("policies", false, "compare the policies")
+	write   = flag.String("write", "", "file for the page")
+	// Not named trace: that is a flag of go test, which writes to the file.
 	traceFile = flag.String("mooncake", "", "a trace in Mooncake's format; empty: the generated ones")
 )
 
