@@ -70,7 +70,7 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
-// Without a known rate, responses that are not streamed are no reason to wait: an engine faster than
+// Without a known rate, responses that are not streamed make no request wait: an engine faster than
 // the assumption would be left idle, and nothing would show it.
 func TestUnseenWorkWithoutRate(t *testing.T) {
 	_, r := newBacklogRank()
