@@ -15,6 +15,7 @@ import (
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/obs"
+	"sluice/router/pd"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 )
@@ -29,6 +30,7 @@ type Components struct {
 	Scheduler    *schedule.Scheduler
 	Tokenizer    *tokenize.Tokenizer
 	Metrics      *obs.Metrics
+	Runner       *pd.Runner
 	Front        *front.Server
 	Pages        front.Pages
 	Wire         *wire.Server         // nil: no engine API socket
@@ -44,7 +46,7 @@ type Components struct {
 func (r *Router) Components() Components {
 	c := Components{
 		Config: r.cfg, Fleet: r.fleet, Index: r.index, Approx: r.approx, Scheduler: r.scheduler, Tokenizer: r.tokenizer,
-		Metrics: r.metrics, Front: r.front, Pages: r.pages, Wire: r.wire, Admin: r.admin, Registration: r.register,
+		Metrics: r.metrics, Runner: r.runner, Front: r.front, Pages: r.pages, Wire: r.wire, Admin: r.admin, Registration: r.register,
 		Keyring: r.keyring, Transfers: r.transfers, SideChannel: r.sidechannel,
 	}
 	if r.sidecar != nil {

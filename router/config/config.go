@@ -585,7 +585,7 @@ type Sessions struct {
 	// each other between their turns: an active one keeps its place for hold, and the next turns of
 	// the others wait [false].
 	LimitActive bool          `yaml:"limit_active"`
-	Hold        time.Duration `yaml:"hold" min:"100ms"`                  // how long a session stays active after a turn: as long as the tools of agents usually run [30s]
+	Hold        time.Duration `yaml:"hold" min:"100ms"`                  // the longest time for which a session stays active after a turn; it is six times its usual pause, a tenth of this at least [30s]
 	MaxWait     time.Duration `yaml:"max_wait" min:"10ms"`               // how long a turn waits for a place; then it starts all the same [30s]
 	MaxWaiting  int           `yaml:"max_waiting" min:"1" max:"1000000"` // number of turns that wait; further ones start at once [4096]
 }

@@ -110,8 +110,10 @@ func (m *kvMeter) Capacity() session.Capacity {
 	if m.plan.Family != nil {
 		ranks = m.plan.Prefill
 	}
-	c, known := session.Capacity{Occupancy: -1}, true
+	c, known, perToken := session.Capacity{Occupancy: -1, Ranks: len(ranks)}, true, 0.0
 	for _, r := range ranks {
+		c.Computed += r.Computed.Load()
+		perToken += m.settings.Scheduler.RatesOf(r).Prefill
 		total, size := r.Worker.Info().TotalBlocks, r.BlockSize()
 		if total <= 0 || size <= 0 {
 			known = false
@@ -128,6 +130,7 @@ func (m *kvMeter) Capacity() session.Capacity {
 	if !known {
 		c.Tokens = 0
 	}
+	c.PerToken = time.Duration(perToken / float64(max(len(ranks), 1)) * float64(time.Millisecond))
 	return c
 }
 

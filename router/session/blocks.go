@@ -113,6 +113,9 @@ func (t *Table) dropKeys(s *Session) {
 func (t *Table) learn(s *Session, u *Turn, res Result, now time.Time) {
 	held := s.active && !s.cachedIn.IsZero()
 	s.cachedIn = now
+	if s.pool != nil && res.Cached >= 0 {
+		s.pool.work += int64(max(res.Prompt-res.Cached, 0))
+	}
 	if u.minor || u.expected <= 0 || res.Cached < 0 || !held || s.pool == nil {
 		return
 	}

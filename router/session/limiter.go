@@ -1,16 +1,18 @@
 package session
 
 import (
-	"math"
+	"container/heap"
 	"slices"
 	"time"
 )
 
 // Thrash protection. A pool of ranks serves one model. A session is active in its pool from the start
-// of a turn until Options.Hold after the turn's end. While the pool is not limited, every turn starts
+// of a turn until its place is free (holdOf), at the latest Options.Hold after the turn's end. While the pool is not limited, every turn starts
 // at once, and the ends of turns show whether the KV of active sessions survives between their turns.
-// If much of it does not, and the active sessions need more KV than the pool has, the pool becomes
-// limited: a session that is not active waits until the active ones leave space for it.
+// If much of it does not, the active sessions need more KV than the pool has, and its ranks compute
+// prompts all the time, the pool becomes limited: a session that is not active waits until the active
+// ones leave space for it. A limit that leaves ranks idle grows again: a prompt that is computed twice
+// costs little on a rank that has nothing else to do.
 const (
 	// A window of evidence: enough turns, and enough time for evictions to show.
 	windowTurns = 16
@@ -22,9 +24,13 @@ const (
 	// fill is the share of the pool's KV that active sessions may need: their prompts grow while they
 	// run, and ranks are not equally full.
 	fill = 0.85
+	// busyAt is the share of the time in which ranks compute prompts from which computing one again
+	// delays others, idleAt the one below which ranks have time for it.
+	busyAt = 0.9
+	idleAt = 0.75
 	// shrink and grow change the limit of a pool by the evidence, floor is the smallest share of the
 	// KV, or of what the active sessions needed, that it becomes.
-	shrink, grow, floor = 0.9, 1.05, 0.25
+	shrink, grow, floor = 0.9, 1.07, 0.25
 	// idleFactor is the share of the limit below which a pool that nobody waits for is no longer
 	// limited.
 	idleFactor = 0.7
@@ -36,23 +42,35 @@ type Capacity struct {
 	// Occupancy is the largest share of KV blocks that a rank reports as used or cached, -1 if none
 	// reports it.
 	Occupancy float64
+	// Computed are the prompt tokens that the ranks were expected to compute so far, PerToken is the
+	// time of one, and Ranks their number: together the share of the time in which they compute prompts.
+	Computed int64
+	PerToken time.Duration
+	Ranks    int
 }
 
 // fullAt is the occupancy from which engines evict.
 const fullAt = 0.85
 
+// busyFor returns the share of a time for which tokens of prompts kept the ranks busy.
+func (c *Capacity) busyFor(tokens int64, took time.Duration) float64 {
+	return float64(tokens) * float64(c.PerToken) / float64(took) / float64(max(c.Ranks, 1))
+}
+
 // capacityAge is how long a pool's Capacity is used.
-const capacityAge = time.Second
+const capacityAge = 100 * time.Millisecond
 
 // limited is the part of a Session that belongs to its pool's limit.
 type limited struct {
 	pool   *pool // of the last turn; nil: none yet
 	active bool
 	need   int64 // tokens counted in pool.need; 0 if not active
-	// While it is active without a turn in progress, it is in pool.idle since heldAt.
-	held           bool
-	heldAt         time.Time
-	earlier, later *Session // its neighbours there
+	// While it is active without a turn in progress, it is in pool.idle until heldUntil, at place.
+	held      bool
+	place     int
+	endedAt   time.Time // of its last turn
+	heldUntil time.Time
+	gap       time.Duration // average time between its turns; 0 unknown
 }
 
 // pool is the sessions that use one model.
@@ -63,10 +81,13 @@ type pool struct {
 	waiting  []*Wait
 	limit    int64 // tokens; 0: not limited
 	floor    int64 // the least limit
-	ceiling  int64 // the largest limit
 	capacity Capacity
-	measured time.Time // capacity
-	waitedAt time.Time // the last time that a turn had to wait
+	gap      time.Duration // average pause between turns
+	busy     float64       // the share of the time in which ranks computed prompts in the last window
+	computed int64         // Capacity.Computed at the window's start
+	work     int64         // tokens computed for turns of sessions since, as the engines report: blocks may be evicted after the choice
+	measured time.Time     // capacity
+	waitedAt time.Time     // the last time that a turn had to wait
 
 	expected, cached int64 // tokens of the window
 	turns            int
@@ -142,6 +163,7 @@ func (t *Table) Start(u *Turn, req Request) *Wait {
 	}
 	p.measure(req.Meter, now)
 	t.releaseIdle(p, now)
+	s.learnGap(now)
 	p.relax(t, now)
 	if p.limit == 0 || s.active && !p.mustYield(s) {
 		t.activate(s, int64(req.Tokens))
@@ -252,49 +274,91 @@ func (t *Table) deactivate(s *Session) {
 // hold keeps the place of a session whose last turn in progress has ended.
 func (t *Table) hold(s *Session, now time.Time) {
 	if s.active && !s.held {
-		s.heldAt = now
-		s.pool.idle.add(s)
+		s.endedAt, s.heldUntil = now, now.Add(t.holdOf(s))
+		heap.Push(&s.pool.idle, s)
 		t.recount(s, 0)
 	}
 }
 
 // releaseIdle frees the places that were held long enough.
 func (t *Table) releaseIdle(p *pool, now time.Time) {
-	for s := p.idle.first; s != nil && now.Sub(s.heldAt) >= t.opt.Hold; s = p.idle.first {
+	for s := p.idle.first(); s != nil && !now.Before(s.heldUntil); s = p.idle.first() {
 		t.deactivate(s)
 	}
 }
 
-// idleQueue is the active sessions without a turn in progress, the longest idle first. It is linked
-// through the sessions, so that a turn of a known session allocates nothing.
-type idleQueue struct{ first, last *Session }
+const (
+	// holdGaps is for how many of the usual pauses of a session its place is held: most sessions end
+	// without saying so, and then hold a place for nothing.
+	holdGaps = 6
+	// leastHold is the least such time, as a share of Options.Hold.
+	leastHold = 10
+	// gapMemory is the weight of the past in the average pause.
+	gapMemory = 0.7
+)
 
-func (q *idleQueue) add(s *Session) {
-	s.held, s.earlier, s.later = true, q.last, nil
-	if q.last != nil {
-		q.last.later = s
-	} else {
-		q.first = s
+// holdOf returns how long the place of a session is held after a turn.
+func (t *Table) holdOf(s *Session) time.Duration {
+	gap := s.gap
+	if gap == 0 {
+		gap = s.pool.gap
 	}
-	q.last = s
+	if gap == 0 {
+		return t.opt.Hold
+	}
+	return min(max(holdGaps*gap, t.opt.Hold/leastHold), t.opt.Hold)
 }
 
-// remove removes a session that may be in the queue.
+// learnGap learns the pause before a turn of a session that is still active.
+func (s *Session) learnGap(now time.Time) {
+	if s.active && s.held {
+		pause := max(now.Sub(s.endedAt), 1)
+		for _, gap := range [...]*time.Duration{&s.gap, &s.pool.gap} {
+			if *gap == 0 {
+				*gap = pause
+			}
+			*gap = time.Duration(gapMemory*float64(*gap) + (1-gapMemory)*float64(pause))
+		}
+	}
+}
+
+// idleQueue is a heap of the active sessions without a turn in progress, by the time until which their
+// places are held. It is no list, because sessions pause for different times.
+type idleQueue []*Session
+
+func (q idleQueue) first() *Session {
+	if len(q) == 0 {
+		return nil
+	}
+	return q[0]
+}
+
 func (q *idleQueue) remove(s *Session) {
-	if !s.held {
-		return
+	if s.held {
+		heap.Remove(q, s.place)
 	}
-	if s.earlier != nil {
-		s.earlier.later = s.later
-	} else {
-		q.first = s.later
-	}
-	if s.later != nil {
-		s.later.earlier = s.earlier
-	} else {
-		q.last = s.earlier
-	}
-	s.held, s.earlier, s.later = false, nil, nil
+}
+
+// Len, Less, Swap, Push and Pop implement heap.Interface.
+func (q idleQueue) Len() int           { return len(q) }
+func (q idleQueue) Less(i, j int) bool { return q[i].heldUntil.Before(q[j].heldUntil) }
+
+func (q idleQueue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+func (q *idleQueue) Push(x any) {
+	s := x.(*Session)
+	s.held, s.place = true, len(*q)
+	*q = append(*q, s)
+}
+
+func (q *idleQueue) Pop() any {
+	s := (*q)[len(*q)-1]
+	(*q)[len(*q)-1] = nil
+	*q, s.held = (*q)[:len(*q)-1], false
+	return s
 }
 
 // mustYield reports whether an active session whose prompts have grown must wait for its next turn:
@@ -349,26 +413,27 @@ func (w *Wait) before(o *Wait) bool {
 // were still there.
 func (p *pool) observe(t *Table, expected, cached int64, now time.Time) {
 	if p.turns == 0 {
-		p.since = now
+		p.since, p.computed, p.work = now, p.capacity.Computed, 0
 	}
 	p.expected, p.cached, p.turns = p.expected+expected, p.cached+cached, p.turns+1
 	if p.turns < windowTurns || now.Sub(p.since) < windowTime {
 		return
 	}
 	kept := float64(p.cached) / float64(p.expected)
+	p.busy = p.capacity.busyFor(max(p.capacity.Computed-p.computed, p.work), now.Sub(p.since))
 	p.expected, p.cached, p.turns = 0, 0, 0
 	if !t.opt.LimitActive {
 		return
 	}
 	switch {
 	case p.limit == 0:
-		if kept < lossAt && p.isOvercommitted() {
+		if kept < lossAt && p.busy >= busyAt && p.isOvercommitted() {
 			p.beginLimit()
 		}
-	case kept < lossAt:
+	case kept < lossAt && p.busy >= busyAt:
 		p.limit = max(int64(float64(p.limit)*shrink), p.floor)
-	case kept > keptAt && len(p.waiting) > 0:
-		p.limit = min(int64(float64(p.limit)*grow), p.ceiling)
+	case (kept > keptAt || kept >= lossAt && p.busy < idleAt) && len(p.waiting) > 0:
+		p.limit = int64(float64(p.limit)*grow) + 1
 	}
 	t.admit(p)
 }
@@ -385,10 +450,10 @@ func (p *pool) isOvercommitted() bool {
 
 func (p *pool) beginLimit() {
 	size := float64(p.need)
-	p.limit, p.ceiling = int64(size*shrink), math.MaxInt64
+	p.limit = int64(size * shrink)
 	if p.capacity.Tokens > 0 {
 		size = float64(p.capacity.Tokens)
-		p.limit, p.ceiling = int64(size*fill), int64(size)
+		p.limit = int64(size * fill)
 	}
 	p.limit, p.floor = max(p.limit, 1), max(int64(size*floor), 1)
 }
@@ -408,10 +473,8 @@ func (t *Table) arm(now time.Time) {
 		if len(p.waiting) == 0 {
 			continue
 		}
-		if s := p.idle.first; s != nil {
-			if free := s.heldAt.Add(t.opt.Hold); at.IsZero() || free.Before(at) {
-				at = free
-			}
+		if s := p.idle.first(); s != nil && (at.IsZero() || s.heldUntil.Before(at)) {
+			at = s.heldUntil
 		}
 	}
 	if t.timer != nil {

@@ -58,6 +58,7 @@ type PoolView struct {
 	Need      int64    `json:"need_tokens"`          // KV of the active sessions that others do not share
 	Capacity  int64    `json:"capacity_tokens"`      // 0 unknown
 	Occupancy *float64 `json:"occupancy"`            // largest share of used or cached blocks of a rank; null unknown
+	Busy      float64  `json:"busy"`                 // recent share of the ranks that had prompts to compute
 	Limit     int64    `json:"limit_tokens"`         // 0: not limited
 	Kept      *float64 `json:"kept_share,omitempty"` // of the tokens that sessions left, in the current window
 }
@@ -81,7 +82,7 @@ func (t *Table) Overview(limit int) Overview {
 	o := Overview{Sessions: t.ages.Len(), Finished: t.counts.Finished, Expired: t.counts.Expired, Evicted: t.counts.Evicted, Models: []PoolView{}, Newest: []View{}}
 	for name, p := range t.pools {
 		t.releaseIdle(p, now)
-		v := PoolView{Model: name, Active: len(p.active), Waiting: len(p.waiting), Need: p.need, Capacity: p.capacity.Tokens, Limit: p.limit}
+		v := PoolView{Model: name, Active: len(p.active), Waiting: len(p.waiting), Need: p.need, Capacity: p.capacity.Tokens, Busy: p.busy, Limit: p.limit}
 		if c := p.capacity.Occupancy; c >= 0 && !p.measured.IsZero() {
 			v.Occupancy = &c
 		}

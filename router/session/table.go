@@ -23,7 +23,7 @@ type Options struct {
 	// LimitActive limits how many sessions are active while the sessions in use need more KV than
 	// there is.
 	LimitActive bool
-	Hold        time.Duration // how long an active session keeps its KV between its turns [30s]
+	Hold        time.Duration // how long an active session keeps its place between its turns at most [30s]
 	MaxWait     time.Duration // how long a turn waits until its session may be active [30s]
 	MaxWaiting  int           // turns that wait at the same time [4096]
 }
