@@ -323,7 +323,7 @@ func (s *Session) learnGap(now time.Time) {
 }
 
 // idleQueue is a heap of the active sessions without a turn in progress, by the time until which their
-// places are held. It is no list, because sessions pause for different times.
+// places are held. It is not a list, because sessions pause for different times.
 type idleQueue []*Session
 
 func (q idleQueue) first() *Session {
