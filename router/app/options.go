@@ -45,7 +45,7 @@ func fleetOptions(cfg *config.Config) fleet.Options {
 
 func tokenOptions(cfg *config.Config) tokenize.Options {
 	c := &cfg.Tokens
-	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngine)}
+	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngine), VerifyRatio: zeroMeansNone(c.Verify)}
 	if opt.CacheBytes == 0 {
 		opt.CacheBytes = -1 // no cache; 0 would select the default size
 	}

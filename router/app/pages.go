@@ -82,7 +82,7 @@ func (p *pages) Ready(details bool) (int, []byte) {
 		return 503, mustJSON(map[string]any{"ready": false, "waiting_for": waiting})
 	}
 	page := map[string]any{"ready": true}
-	if degraded := p.degraded(); degraded != nil {
+	if degraded := p.degraded(details); degraded != nil {
 		page["degraded"] = degraded
 	}
 	return 200, mustJSON(page)
@@ -103,7 +103,7 @@ func (p *pages) prefillFallback(workers []*worker.Worker) bool {
 // degraded lists what does not work as configured although every request is answered. It
 // names no model and no worker, because these pages need no key; the log and the explain
 // records name them.
-func (p *pages) degraded() (all []string) {
+func (p *pages) degraded(details bool) (all []string) {
 	workers := p.r.fleet.View().Workers
 	ready := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
 		state, _ := w.State()
@@ -115,6 +115,15 @@ func (p *pages) degraded() (all []string) {
 	for _, a := range p.r.runner.FailingHandovers() {
 		line := fmt.Sprintf("a model's requests are decoded without a hand-over from a prefill worker: %s, the last %d requests; the router's log has more", a.Kind, a.Requests)
 		all = append(all, line)
+	}
+	for _, s := range p.r.tokenizer.NativeStates() {
+		switch {
+		case s.Mismatch == nil:
+		case details:
+			all = append(all, fmt.Sprintf("the engines tokenize the prompts of %s, because native token ids differ from those of %s %s", s.Model, s.Mismatch.URL, s.Mismatch))
+		default:
+			all = append(all, "the engines tokenize a model's prompts, because native token ids differ; "+detailsElsewhere)
+		}
 	}
 	return all
 }
@@ -224,7 +233,7 @@ func (p *pages) Health(details bool) (int, []byte) {
 		workers[w.Spec.ID] = workerLine{Role: w.Spec.Role, State: s, Reason: why, Models: w.Info().Models, Ranks: len(w.Ranks)}
 	}
 	return status, mustJSON(map[string]any{
-		"status": state, "waiting_for": waiting, "degraded": p.degraded(), "workers": workers,
+		"status": state, "waiting_for": waiting, "degraded": p.degraded(true), "workers": workers,
 		"kv_tier": p.r.transfers.Status(),
 		"uptime":  time.Since(p.started).Round(time.Second).String(),
 	})

@@ -27,6 +27,7 @@ type reloadable struct {
 	Scheduler     schedule.Options
 	Fleet         fleet.Settings
 	Tokenizer     tokenize.Options
+	Tokenizers    tokenizerSettings
 	PredictionTTL time.Duration // lifetime of predictions in the approximate index
 	Registration  registration.Settings
 	LogLevel      slog.Level
@@ -36,6 +37,7 @@ func reloadableOf(cfg *config.Config) (s reloadable, err error) {
 	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Reloadable()
 	s.Scheduler, s.Fleet = scheduleOptions(cfg).Reloadable(), fleetOptions(cfg).Settings()
 	s.Tokenizer, s.PredictionTTL, s.Registration = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.SettingsOf(&cfg.Register)
+	s.Tokenizers = tokenizerSettingsOf(cfg)
 	s.LogLevel, err = obs.Level(cfg.Log.Level)
 	return s, err
 }
@@ -54,6 +56,7 @@ func (r *Router) applyReloadable(s reloadable) error {
 	r.scheduler.Reload(s.Scheduler)
 	r.fleet.Reload(s.Fleet)
 	r.tokenizer.Reload(s.Tokenizer)
+	r.tokenizers.configure(s.Tokenizers)
 	r.approx.SetTTL(s.PredictionTTL)
 	if r.register != nil {
 		r.register.Reload(s.Registration)

@@ -54,6 +54,7 @@ type Router struct {
 	approx         *kvindex.Approx
 	scheduler      *schedule.Scheduler
 	tokenizer      *tokenize.Tokenizer
+	tokenizers     *tokenizers
 	metrics        *obs.Metrics
 	runner         *pd.Runner
 	bodies         *membudget.Budget
@@ -169,6 +170,9 @@ func (r *Router) assemble() (err error) {
 	choice.OnEnd = r.recorder.RequestEnded
 	r.scheduler = schedule.New(choice)
 	r.tokenizer = tokenize.New(tokenOptions(cfg))
+	r.tokenizer.ReportMismatches(r.tokensDiffer)
+	r.tokenizers = newTokenizers(cfg, r.tokenizer, log)
+	r.tokenizers.configure(tokenizerSettingsOf(cfg))
 	r.loads = kvevents.NewLoads(log)
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Counters: r.metrics, OnClear: r.dropPredictions, IndexObserver: r.recorder,
 		OnRestart: r.engineRestarted})
@@ -423,6 +427,7 @@ func (r *Router) Close() {
 		if r.recorder != nil {
 			r.recorder.Close()
 		}
+		r.tokenizers.close()
 		r.completions.close()
 		r.sidechannel.Close()
 		r.transfers.Close()
@@ -432,6 +437,7 @@ func (r *Router) Close() {
 
 // workerReady starts the event feeds of a worker that has become ready.
 func (r *Router) workerReady(w *worker.Worker) {
+	r.tokenizers.workerReady(w)
 	var sources []kvevents.Source
 	for _, rank := range w.Ranks {
 		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {

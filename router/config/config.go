@@ -298,10 +298,12 @@ type Transfers struct {
 
 // Model overrides settings for one model.
 type Model struct {
-	PD       *PD           `yaml:"pd"`                // prefill/decode disaggregation of this model, instead of pd
-	TTFT     time.Duration `yaml:"ttft" min:"0s"`     // target of the first token, instead of the class's; 0: the class's [0s]
-	TPOT     time.Duration `yaml:"tpot" min:"0s"`     // target of the time per output token, instead of the class's; 0: the class's [0s]
-	Deadline time.Duration `yaml:"deadline" min:"0s"` // time after which a request ends, instead of the class's; 0: the class's [0s]
+	PD            *PD           `yaml:"pd"`                                        // prefill/decode disaggregation of this model, instead of pd
+	TTFT          time.Duration `yaml:"ttft" min:"0s"`                             // target of the first token, instead of the class's; 0: the class's [0s]
+	TPOT          time.Duration `yaml:"tpot" min:"0s"`                             // target of the time per output token, instead of the class's; 0: the class's [0s]
+	Deadline      time.Duration `yaml:"deadline" min:"0s"`                         // time after which a request ends, instead of the class's; 0: the class's [0s]
+	Tokenizer     string        `yaml:"tokenizer"`                                 // folder with the model's tokenizer.json, tokenizer_config.json and chat template, so that the router finds token ids itself; see docs/tokens.md [none: an engine finds them]
+	ContentFormat string        `yaml:"content_format" oneof:"auto string openai"` // vLLM's --chat-template-content-format, for tokenizer [auto]
 }
 
 // Admission holds requests in the router while no rank can start them soon, and decides their
@@ -535,6 +537,8 @@ type Tokens struct {
 	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // source of token ids if the request has none: auto (the engine, else text), engine, text, ids [auto]
 	CacheBytes int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
 	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize; then text mode [250ms]
+	Native     string        `yaml:"native" oneof:"off configured auto"`    // models whose prompts the tokenizer library tokenizes, if it is installed: those with models.NAME.tokenizer (configured), also those whose vLLM engine reports a folder that the router can read (auto), or none (off) [configured]
+	Verify     float64       `yaml:"verify_ratio" min:"0" max:"1"`          // share of natively tokenized prompts that are compared with the engine's ids in the background, besides the first of each API with each engine; 0: only those [0.01]
 	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]
 }
 

@@ -40,7 +40,7 @@ func Default() *Config {
 		Relay:     Relay{HeadAfter: -1, Driver: "loop"},
 		Migration: Migration{Max: 1, Tokens: "auto", Structured: "error", HandoverTokens: 4096, DrainAfter: 10 * time.Second, TokenizeWait: 2 * time.Second},
 		Health:    Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second, FrozenProcess: 10 * time.Second, FrozenCore: 30 * time.Second, FrozenHost: 10 * time.Second},
-		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
+		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib, Native: "configured", Verify: 0.01},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
 		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, PendingWeight: 0.9, Eviction: 0.5, Others: 4, Explain: 10_000, Policy: "kv"},
 		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "header"},

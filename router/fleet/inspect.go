@@ -33,6 +33,7 @@ type Model struct {
 	ID          string
 	Parent      string // the base model of a LoRA adapter
 	MaxModelLen int    // tokens; 0 unknown
+	Root        string // vLLM: the folder or the hub's name that the model was loaded from
 }
 
 // EngineInfo is what one engine server reports about itself. Everything except URL may be missing:
@@ -165,6 +166,9 @@ func (a *EngineInfo) accepts(path, field, text string) bool {
 	return false
 }
 
+// maxRoot bounds Model.Root, in bytes.
+const maxRoot = 1024
+
 // maxRefused bounds EngineInfo.Refused.
 const maxRefused = 8
 
@@ -175,6 +179,7 @@ func (a *EngineInfo) readModels(body []byte) {
 			OwnedBy string  `json:"owned_by"`
 			Parent  *string `json:"parent"`
 			MaxLen  float64 `json:"max_model_len"`
+			Root    string  `json:"root"`
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(body, &list); err != nil {
@@ -191,6 +196,9 @@ func (a *EngineInfo) readModels(body []byte) {
 		m := Model{ID: d.ID, MaxModelLen: clampInt(d.MaxLen)}
 		if d.Parent != nil {
 			m.Parent = *d.Parent
+		}
+		if len(d.Root) <= maxRoot && worker.Printable(d.Root) {
+			m.Root = d.Root
 		}
 		a.Models = append(a.Models, m)
 		switch engine := strings.ToLower(d.OwnedBy); engine {

@@ -329,7 +329,7 @@ func (m *member) mergeInfo(good []inspection) {
 			}
 		}
 		if i := slices.IndexFunc(a.Models, func(m Model) bool { return m.Parent == "" }); i >= 0 && info.Base == "" {
-			info.Base = a.Models[i].ID
+			info.Base, info.Root = a.Models[i].ID, a.Models[i].Root
 		}
 		if spec.Engine == "" && a.Engine != "" {
 			info.Engine = a.Engine

@@ -27,20 +27,40 @@ func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 		"request": func(s *tokenize.Stats) uint64 { return s.FromRequest },
 		"cache":   func(s *tokenize.Stats) uint64 { return s.FromCache },
 		"engine":  func(s *tokenize.Stats) uint64 { return s.FromEngine },
+		"native":  func(s *tokenize.Stats) uint64 { return s.FromNative },
 		"text":    func(s *tokenize.Stats) uint64 { return s.FromText },
 		"none":    func(s *tokenize.Stats) uint64 { return s.None },
 	} {
 		m.GaugeFunc(func() float64 { s := t.Stats(); return float64(read(&s)) }, "sluice_prompts_total", "source", source)
 	}
 	for name, read := range map[string]func(*tokenize.Stats) float64{
-		"sluice_tokenizer_coalesced_total":  func(s *tokenize.Stats) float64 { return float64(s.Coalesced) },
-		"sluice_tokenizer_backed_off_total": func(s *tokenize.Stats) float64 { return float64(s.BackedOff) },
-		"sluice_tokenizer_refused_total":    func(s *tokenize.Stats) float64 { return float64(s.Refused) },
-		"sluice_tokenizer_failed_total":     func(s *tokenize.Stats) float64 { return float64(s.Failed) },
-		"sluice_tokenizer_timeouts_total":   func(s *tokenize.Stats) float64 { return float64(s.Timeouts) },
-		"sluice_tokenizer_cache_entries":    func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
-		"sluice_tokenizer_cache_bytes":      func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
+		"sluice_tokenizer_coalesced_total":            func(s *tokenize.Stats) float64 { return float64(s.Coalesced) },
+		"sluice_tokenizer_backed_off_total":           func(s *tokenize.Stats) float64 { return float64(s.BackedOff) },
+		"sluice_tokenizer_refused_total":              func(s *tokenize.Stats) float64 { return float64(s.Refused) },
+		"sluice_tokenizer_failed_total":               func(s *tokenize.Stats) float64 { return float64(s.Failed) },
+		"sluice_tokenizer_timeouts_total":             func(s *tokenize.Stats) float64 { return float64(s.Timeouts) },
+		"sluice_tokenizer_native_unmodelled_total":    func(s *tokenize.Stats) float64 { return float64(s.Unmodelled) },
+		"sluice_tokenizer_native_failed_total":        func(s *tokenize.Stats) float64 { return float64(s.NativeFailed) },
+		"sluice_tokenizer_native_cached_tokens_total": func(s *tokenize.Stats) float64 { return float64(s.NativeCached) },
+		"sluice_tokenizer_native_encoded_bytes_total": func(s *tokenize.Stats) float64 { return float64(s.NativeEncoded) },
+		"sluice_tokenizer_checks_total":               func(s *tokenize.Stats) float64 { return float64(s.Checks) },
+		"sluice_tokenizer_checks_failed_total":        func(s *tokenize.Stats) float64 { return float64(s.ChecksFailed) },
+		"sluice_tokenizer_mismatches_total":           func(s *tokenize.Stats) float64 { return float64(s.Mismatches) },
+		"sluice_tokenizer_cache_entries":              func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
+		"sluice_tokenizer_cache_bytes":                func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
 	} {
 		m.GaugeFunc(func() float64 { s := t.Stats(); return read(&s) }, name)
 	}
+	m.GaugeFunc(func() float64 { return float64(nativeModels(t, false)) }, "sluice_tokenizer_native_models", "state", "used")
+	m.GaugeFunc(func() float64 { return float64(nativeModels(t, true)) }, "sluice_tokenizer_native_models", "state", "mismatch")
+}
+
+// nativeModels counts the models that are tokenized in this process, or those whose ids differed.
+func nativeModels(t *tokenize.Tokenizer, mismatch bool) (n int) {
+	for _, s := range t.NativeStates() {
+		if (s.Mismatch != nil) == mismatch {
+			n++
+		}
+	}
+	return n
 }

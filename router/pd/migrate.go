@@ -95,6 +95,8 @@ func (q *request) hasExactPrompt() bool {
 	switch q.prompt.Source {
 	case tokenize.FromRequest, tokenize.FromEngine, tokenize.FromCache:
 		return len(q.prompt.Tokens) > 0 && len(q.prompt.Tokens) == q.prompt.Count
+	case tokenize.FromNative:
+		return q.prompt.Verified && len(q.prompt.Tokens) > 0
 	}
 	return false
 }

@@ -132,12 +132,34 @@ func (q *request) tokenizePrompt() {
 	}
 	var call upstream.Call
 	var ep *upstream.Endpoint
-	if r := q.tokenizerRank(); r != nil {
+	r := q.tokenizerRank()
+	if r != nil {
 		ep = q.settings.Fleet.Endpoint(r)
+	}
+	if q.tokenizeInProcess(kind, r, ep) {
+		return
+	}
+	if r != nil {
 		q.x.OnClientGone(call.Cancel)
 		defer q.x.OnClientGone(nil)
 	}
 	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.req.Doc, ep, &call)
+}
+
+// tokenizeInProcess finds the prompt's ids without an engine, if the model's tokenizer is loaded.
+// It knows how vLLM renders; other engines' prompts are left to them.
+func (q *request) tokenizeInProcess(kind tokenize.Kind, r *worker.Rank, ep *upstream.Endpoint) bool {
+	if r == nil || r.Worker.Info().Engine != "vllm" {
+		return false
+	}
+	query := tokenize.NativeQuery{
+		Model: q.pool.Model, Kind: kind, Doc: &q.req.Doc, Scope: uint64(q.promptSalt()),
+		Endpoint: ep, Incarnation: q.settings.Fleet.Incarnation(r),
+	}
+	if info := r.Worker.Info(); !slices.Contains(info.Adapters, q.pool.Model) {
+		query.Base = info.Base
+	}
+	return q.settings.Tokenizer.PromptInProcess(&q.prompt, &query)
 }
 
 // tokenizerRank rotates over the candidates, prefill first, so that no single worker tokenizes all

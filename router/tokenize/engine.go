@@ -151,6 +151,8 @@ func answerCapacity(announced int64, request, limit int) int {
 	return min(2*request+membudget.Page, limit)
 }
 
+func isUnsupported(err error) bool { return errors.Is(err, errUnsupported) }
+
 func timedOut(err error) bool { return errors.Is(err, upstream.ErrTimeout) }
 
 // count adds a failed lookup to its counter.

@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
+	"sluice/router/tokenize/incremental"
 )
 
 // Source is the source of a prompt's tokens.
@@ -18,13 +19,14 @@ const (
 	FromCache          // from an earlier lookup
 	FromEngine         // the engine's /tokenize
 	FromText           // no ids: hash Text
+	FromNative         // rendered and encoded in this process
 	numSources
 )
 
-var sourceNames = [numSources]string{"none", "ids", "cache", "engine", "text"}
+var sourceNames = [numSources]string{"none", "ids", "cache", "engine", "text", "native"}
 
-// String returns the name used in metrics and explain records: "ids", "cache", "engine", "text" or
-// "none".
+// String returns the name used in metrics and explain records: "ids", "cache", "engine", "text",
+// "native" or "none".
 func (s Source) String() string {
 	if s < numSources {
 		return sourceNames[s]
@@ -60,6 +62,9 @@ type Prompt struct {
 	// Count is the length in tokens of all prompts of the request: exact if one prompt's ids are
 	// known, otherwise estimated.
 	Count int
+	// Verified says that ids from FromNative have been compared with the engine's, for another
+	// prompt of the model, without a difference.
+	Verified bool
 	// Err is why an engine's tokenizer was not used although it could have been, "" otherwise.
 	Err string
 
@@ -82,6 +87,7 @@ type Options struct {
 	MaxEngineBytes int           // longer requests are not sent to an engine [1 MiB]
 	UnsupportedFor time.Duration // how long an engine without /tokenize is not asked again [30s]
 	MaxBackoff     time.Duration // longest back-off of a failing engine [30s]
+	VerifyRatio    float64       // share of the prompts tokenized in this process that are compared with the engine's ids [0.01]; negative: only the first ones
 }
 
 func (o *Options) defaults() {
@@ -100,6 +106,9 @@ func (o *Options) defaults() {
 	if o.UnsupportedFor <= 0 {
 		o.UnsupportedFor = 30 * time.Second
 	}
+	if o.VerifyRatio == 0 {
+		o.VerifyRatio = 0.01
+	}
 	if o.MaxBackoff <= 0 {
 		o.MaxBackoff = 30 * time.Second
 	}
@@ -110,15 +119,20 @@ func (o *Options) defaults() {
 type Tokenizer struct {
 	opt      atomic.Pointer[Options]
 	cache    *cache
+	texts    *incremental.Cache
+	natives  atomic.Pointer[map[string]*InProcess]
+	report   atomic.Pointer[func(Mismatch)]
 	backoffs backoffs
 
 	sources                                         [numSources]atomic.Uint64
 	coalesced, backedOff, refused, failed, timeouts atomic.Uint64
+
+	unmodelled, nativeFailed, nativeCached, nativeEncoded, checks, checksFailed, mismatches atomic.Uint64
 }
 
 // New returns a Tokenizer.
 func New(opt Options) *Tokenizer {
-	t := &Tokenizer{cache: newCache()}
+	t := &Tokenizer{cache: newCache(), texts: incremental.NewCache(0)}
 	t.backoffs = backoffs{now: time.Now, opt: &t.opt}
 	t.Reload(opt)
 	return t
@@ -129,7 +143,7 @@ func New(opt Options) *Tokenizer {
 func (t *Tokenizer) Reload(opt Options) {
 	opt.defaults()
 	t.opt.Store(&opt)
-	t.cache.setLimit(opt.CacheBytes)
+	t.divideCache()
 }
 
 // Stats are the counters since New and the current content of the cache.
@@ -142,7 +156,16 @@ type Stats struct {
 	Failed    uint64 // lookups that failed otherwise, including time-outs
 	Timeouts  uint64 // lookups that exceeded Timeout
 
-	CacheEntries int
+	FromNative    uint64 // prompts that were tokenized in this process
+	Unmodelled    uint64 // prompts of such models that only an engine can render
+	NativeFailed  uint64 // those that the library did not render or encode
+	NativeCached  uint64 // ids that were not encoded again
+	NativeEncoded uint64 // bytes of text that were encoded
+	Checks        uint64 // prompts whose ids were compared with an engine's
+	ChecksFailed  uint64 // comparisons for which the engine gave no ids
+	Mismatches    uint64 // comparisons with a difference
+
+	CacheEntries int // prompts, and parts of prompts that were tokenized in this process
 	CacheBytes   int64
 }
 
@@ -153,7 +176,13 @@ func (t *Tokenizer) Stats() Stats {
 		FromText: t.sources[FromText].Load(), None: t.sources[None].Load(),
 		Coalesced: t.coalesced.Load(), BackedOff: t.backedOff.Load(), Refused: t.refused.Load(), Failed: t.failed.Load(), Timeouts: t.timeouts.Load(),
 	}
+	s.FromNative, s.Unmodelled, s.NativeFailed = t.sources[FromNative].Load(), t.unmodelled.Load(), t.nativeFailed.Load()
+	s.NativeCached, s.NativeEncoded = t.nativeCached.Load(), t.nativeEncoded.Load()
+	s.Checks, s.ChecksFailed, s.Mismatches = t.checks.Load(), t.checksFailed.Load(), t.mismatches.Load()
 	s.CacheEntries, s.CacheBytes = t.cache.size()
+	texts := t.texts.Stats()
+	s.CacheEntries += texts.Segments
+	s.CacheBytes += texts.Bytes
 	return s
 }
 
@@ -167,7 +196,7 @@ func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
 // chosen by the caller among those that serve the model; nil means none. Cancelling call ends the
 // lookup; call may be nil, and must be unused, because the engine request uses it.
 func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
-	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = None, dst.Tokens[:0], nil, 0, ""
+	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Verified, dst.Err = None, dst.Tokens[:0], nil, 0, false, ""
 	t.find(dst, kind, doc, ep, call)
 	t.sources[dst.Source].Add(1)
 }
@@ -181,6 +210,9 @@ func (t *Tokenizer) EstimateMemory(kind Kind, doc *jsonscan.Doc) int {
 		return 9 * countElements(doc.Raw(idsMember(kind)))
 	}
 	n := len(doc.Body)
+	if len(t.nativeModels()) > 0 {
+		return 6 * n // the input of the template, the text and their copies, besides the ids
+	}
 	if opt := t.opt.Load(); opt.Mode != ModeText && opt.Mode != ModeIDs && n <= opt.MaxEngineBytes {
 		return 4 * n
 	}
@@ -207,7 +239,7 @@ func (t *Tokenizer) FromRequestIDs(dst *Prompt, kind Kind, doc *jsonscan.Doc) bo
 		}
 		more = w.extraTokens
 	}
-	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = FromRequest, ids, nil, len(ids)+more, ""
+	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Verified, dst.Err = FromRequest, ids, nil, len(ids)+more, false, ""
 	t.sources[FromRequest].Add(1)
 	return true
 }

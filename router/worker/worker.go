@@ -62,6 +62,7 @@ type Info struct {
 	Models      []string // from /v1/models, or the Spec's
 	Base        string   // the first base model; part of the block hashes
 	Adapters    []string // the LoRA adapters of Base among Models
+	Root        string   // what a vLLM engine says it has loaded Base from: a folder there, or a name
 	Engine      string   // "vllm", "sglang", "" if unknown
 	Version     string
 	BlockSize   int // tokens; 0 unknown

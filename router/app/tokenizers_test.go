@@ -1,0 +1,242 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"sluice/bench/testwait"
+	"sluice/dataplane/jsonscan"
+	"sluice/native/tokenizer"
+	"sluice/router/config"
+	"sluice/router/tokenize"
+	"sluice/router/tokenize/incremental"
+	"sluice/router/worker"
+)
+
+// letters is a double of a loaded model: an id for each byte, and a template that prints contents'
+// input as it is.
+type letters struct{ closed *int }
+
+func (letters) Encode(dst []uint32, text []byte, _ bool) ([]uint32, error) {
+	for _, c := range text {
+		dst = append(dst, uint32(c))
+	}
+	return dst, nil
+}
+
+func (letters) Render(dst []byte, _ string, input []byte) ([]byte, error) {
+	return append(dst, input...), nil
+}
+func (l letters) Close() { *l.closed++ }
+
+// doubleLibrary loads letters from any folder but those called "broken".
+type doubleLibrary struct {
+	mu     sync.Mutex
+	loads  []string
+	closed int
+}
+
+func (d *doubleLibrary) load(dir string) (closingModel, []incremental.AddedToken, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.loads = append(d.loads, dir)
+	if filepath.Base(dir) == "broken" {
+		return nil, nil, errors.New("broken")
+	}
+	return letters{&d.closed}, nil, nil
+}
+
+func (d *doubleLibrary) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.loads)
+}
+
+// modelDir writes a model's folder.
+func modelDir(t *testing.T, name string, files map[string]string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if files == nil {
+		files = map[string]string{"tokenizer.json": `{"truncation":{"max_length":5}}`}
+	}
+	for f, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, f), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.b.String(), s)
+}
+
+func newTestTokenizers(t *testing.T, open func() (modelLoader, error)) (*tokenizers, *tokenize.Tokenizer, *logBuffer) {
+	t.Helper()
+	to, log := tokenize.New(tokenize.Options{}), new(logBuffer)
+	ts := newTokenizers(config.Default(), to, slog.New(slog.NewTextHandler(log, nil)))
+	if open != nil {
+		ts.open = open
+	}
+	t.Cleanup(ts.close)
+	return ts, to, log
+}
+
+func (t *tokenizers) awaitModels(tb testing.TB, names ...string) {
+	tb.Helper()
+	testwait.Until(tb, "models "+strings.Join(names, ", "), func() bool {
+		var have []string
+		for _, s := range t.to.NativeStates() {
+			have = append(have, s.Model)
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return !t.loading && slices.Equal(have, names)
+	})
+}
+
+// TestTokenizersFollowSettings: configured models are loaded, one that fails is reported and left to
+// the engines, and a reload loads only what is new and closes what is gone.
+func TestTokenizersFollowSettings(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	a, b, broken := modelDir(t, "a", nil), modelDir(t, "b", nil), modelDir(t, "broken", nil)
+	harmony := modelDir(t, "harmony", map[string]string{"tokenizer.json": "{}", "config.json": `{"architectures":["GptOssForCausalLM"]}`})
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: a}, "broken": {Tokenizer: broken}, "harmony": {Tokenizer: harmony}, "none": {}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "a")
+	for _, s := range []string{"cannot load the tokenizer", "file=" + broken, "its own code for Harmony", "tokenizer loaded"} {
+		if !log.has(s) {
+			t.Errorf("the log does not say %q:\n%s", s, log.b.String())
+		}
+	}
+	var doc jsonscan.Doc
+	if err := doc.Scan([]byte(`{"model":"a","prompt":"xyz"}`), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	var p tokenize.Prompt
+	if q := (tokenize.NativeQuery{Model: "a", Kind: tokenize.Completion, Doc: &doc}); !to.PromptInProcess(&p, &q) || !slices.Equal(p.Tokens, []uint32{'x', 'y', 'z'}) {
+		t.Errorf("ids %v", p.Tokens)
+	}
+	loads := d.count()
+	ts.configure(tokenizerSettingsOf(cfg)) // the same
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: a}, "b": {Tokenizer: b, ContentFormat: "openai"}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "a", "b")
+	if n := d.count() - loads; n != 1 {
+		t.Errorf("%d models loaded, want b alone", n)
+	}
+	cfg.Tokens.Native = "off"
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t)
+	if d.closed != 3 { // harmony's too, which was loaded and not used
+		t.Errorf("%d models closed, want 3", d.closed)
+	}
+}
+
+// TestRootOfEngine: the folder that an engine reports is used only in mode auto, only from vLLM, and
+// only if it can be read here.
+func TestRootOfEngine(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, _, _ := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	dir := modelDir(t, "m", nil)
+	ready := func(base, engine, root string) {
+		w := new(worker.Worker)
+		w.SetInfo(&worker.Info{Base: base, Engine: engine, Root: root})
+		ts.workerReady(w)
+	}
+	ready("early", "vllm", dir)
+	cfg := config.Default()
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t)
+	cfg.Tokens.Native = "auto"
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "early")
+	ready("hub", "vllm", "org/name")
+	ready("elsewhere", "vllm", "/no/such/folder")
+	ready("sglang", "sglang", dir)
+	ready("late", "vllm", dir)
+	ts.awaitModels(t, "early", "late")
+}
+
+// TestWithoutLibrary: without the library the configuration is valid, the log says once for each
+// model why, and prompts are not tokenized here.
+func TestWithoutLibrary(t *testing.T) {
+	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) {
+		return nil, &tokenizer.LoadError{} // a failed Open would keep TestRealLibrary from loading it
+	})
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: modelDir(t, "a", nil)}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	testwait.Until(t, "the log", func() bool { return log.has("no tokenizer library") })
+	ts.awaitModels(t)
+	var doc jsonscan.Doc
+	if err := doc.Scan([]byte(`{"model":"a","prompt":"xyz"}`), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	var p tokenize.Prompt
+	if q := (tokenize.NativeQuery{Model: "a", Kind: tokenize.Completion, Doc: &doc}); to.PromptInProcess(&p, &q) {
+		t.Error("tokenized without a library")
+	}
+	if to.Prompt(&p, tokenize.Completion, &doc, nil, nil); p.Source != tokenize.FromText {
+		t.Errorf("source %v, want text as before", p.Source)
+	}
+}
+
+// TestRealLibrary loads a real tokenizer through the router's own loader.
+func TestRealLibrary(t *testing.T) {
+	if _, err := tokenizer.Open(""); err != nil {
+		t.Skipf("no tokenizer library; make builds it where cargo is installed: %v", err)
+	}
+	ts, to, log := newTestTokenizers(t, nil)
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"tiny": {Tokenizer: "../../native/tokenizer/testdata/tiny"}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "tiny")
+	if log.has("encoded each time") || log.has("cannot") {
+		t.Errorf("the log: %s", log.b.String())
+	}
+	var doc jsonscan.Doc
+	if err := doc.Scan([]byte(`{"model":"tiny","messages":[{"role":"user","content":"hi"}]}`), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	var chat tokenize.Prompt
+	if q := (tokenize.NativeQuery{Model: "tiny", Kind: tokenize.Chat, Doc: &doc}); !to.PromptInProcess(&chat, &q) {
+		t.Fatal("not tokenized")
+	}
+	text := `<|begin|>user: hi<|end|>\nassistant:`
+	if err := doc.Scan([]byte(`{"model":"tiny","add_special_tokens":false,"prompt":"`+text+`"}`), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	var rendered tokenize.Prompt
+	if q := (tokenize.NativeQuery{Model: "tiny", Kind: tokenize.Completion, Doc: &doc}); !to.PromptInProcess(&rendered, &q) {
+		t.Fatal("not tokenized")
+	}
+	if !slices.Equal(chat.Tokens, rendered.Tokens) || len(chat.Tokens) == 0 {
+		t.Errorf("the chat has the ids %v, its text %v", chat.Tokens, rendered.Tokens)
+	}
+}

@@ -1,0 +1,345 @@
+package tokenize
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/objpool"
+	"sluice/dataplane/upstream"
+	"sluice/router/tokenize/chatinput"
+	"sluice/router/tokenize/incremental"
+)
+
+// NativeModel renders and encodes in this process. It is safe for concurrent use, bounds its calls
+// in time and memory, and may be called from any goroutine but an event loop.
+// native/tokenizer.Model is one.
+type NativeModel interface {
+	incremental.Model
+	// Render appends the text of a chat to dst. template "" is the model's own; input is what
+	// chatinput.Input.Chat holds.
+	Render(dst []byte, template string, input []byte) ([]byte, error)
+}
+
+// InProcess is a model whose prompts are tokenized in this process. It compares some of them with the
+// engines' own ids and stops being used when one differs, until the engine that differed restarts.
+type InProcess struct {
+	name     string
+	model    NativeModel
+	settings chatinput.Settings
+	encoder  *incremental.Encoder
+
+	prompts atomic.Uint64
+
+	mu       sync.Mutex
+	checked  map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
+	checking bool                // a comparison runs
+	verified bool                // the last comparison had no difference
+	mismatch *Mismatch           // nil: in use
+}
+
+// checkKey is an engine and a kind of request: each kind is converted in its own way.
+type checkKey struct {
+	url  string
+	kind Kind
+}
+
+// Mismatch is a prompt whose ids in this process are not those of the engine. It does not contain
+// the prompt.
+type Mismatch struct {
+	Model, URL     string
+	API            string // the path of the request
+	Position       int    // the first that differs
+	Native, Engine int    // the numbers of ids
+	incarnation    uint32
+}
+
+// NewInProcess returns an InProcess. rules may be nil.
+func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremental.Rules, settings chatinput.Settings) (*InProcess, error) {
+	n := &InProcess{name: name, model: model, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}}
+	return n, n.encoder.Check()
+}
+
+// SetNatives replaces the models that are tokenized in this process, by the name in requests. The
+// cache's memory is shared with them from then on.
+func (t *Tokenizer) SetNatives(models map[string]*InProcess) {
+	t.natives.Store(&models)
+	t.divideCache()
+}
+
+// ReportMismatches makes report be called, on a goroutine of its own, when the ids of a prompt that
+// was tokenized in this process are not those of the engine.
+func (t *Tokenizer) ReportMismatches(report func(Mismatch)) { t.report.Store(&report) }
+
+// divideCache gives most of the memory to texts if there are models for it.
+func (t *Tokenizer) divideCache() {
+	all := max(0, t.opt.Load().CacheBytes)
+	texts := int64(0)
+	if len(t.nativeModels()) > 0 {
+		texts = all / 8 * 7
+	}
+	t.texts.SetLimit(texts)
+	t.cache.setLimit(all - texts)
+}
+
+func (t *Tokenizer) nativeModels() map[string]*InProcess {
+	if p := t.natives.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// NativeQuery is a request whose prompt may be tokenized in this process.
+type NativeQuery struct {
+	// Model is the model's name in requests; Base, if not "", another of the same tokenizer.
+	Model, Base string
+	Kind        Kind
+	Doc         *jsonscan.Doc
+	// Scope separates prompts that must not share what is cached.
+	Scope uint64
+	// Endpoint is an engine to compare with, nil if none; Incarnation is that of its process.
+	Endpoint    *upstream.Endpoint
+	Incarnation uint32
+}
+
+var nativeAPIs = [...]struct {
+	api  chatinput.API
+	path string
+}{
+	Chat:       {chatinput.Chat, "/v1/chat/completions"},
+	Completion: {chatinput.Completions, "/v1/completions"},
+	Responses:  {chatinput.Responses, "/v1/responses"},
+	Messages:   {chatinput.Messages, "/v1/messages"},
+}
+
+// nativeWork is the scratch memory of one prompt.
+type nativeWork struct {
+	input chatinput.Input
+	text  []byte
+}
+
+var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(nativeWork) }}
+
+// maxNativeScratch bounds the text that a pooled nativeWork keeps.
+const maxNativeScratch = 1 << 20
+
+func (w *nativeWork) put() {
+	if cap(w.text) <= maxNativeScratch && cap(w.input.Chat) <= maxNativeScratch && cap(w.input.Text) <= maxNativeScratch {
+		w.text = w.text[:0]
+		nativeWorks.Put(w)
+	}
+}
+
+// PromptInProcess sets dst to the prompt's ids if they can be found in this process. Otherwise it returns
+// false and leaves dst to Prompt. It calls the library at most twice, to render and to encode what
+// is not cached, each time for at most the library's own time-out.
+func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
+	models := t.nativeModels()
+	if len(models) == 0 || int(q.Kind) >= len(nativeAPIs) {
+		return false
+	}
+	if mode := t.opt.Load().Mode; mode == ModeText || mode == ModeIDs {
+		return false
+	}
+	n := models[q.Model]
+	if n == nil && q.Base != "" {
+		n = models[q.Base]
+	}
+	if n == nil {
+		return false
+	}
+	inUse, verified := n.inUse(q)
+	if !inUse {
+		return false
+	}
+	w := nativeWorks.Get()
+	defer w.put()
+	if reason := w.input.Read(nativeAPIs[q.Kind].api, q.Doc.Body, &n.settings); reason != "" {
+		t.unmodelled.Add(1)
+		return false
+	}
+	text := w.input.Text
+	if q.Kind != Completion {
+		var err error
+		if w.text, err = n.model.Render(w.text[:0], "", w.input.Chat); err != nil {
+			t.nativeFailed.Add(1)
+			return false
+		}
+		text = w.text
+	}
+	ids, found, err := n.encoder.Encode(dst.Tokens[:0], q.Scope, text, w.input.AddSpecial)
+	if err != nil {
+		t.nativeFailed.Add(1)
+		return false
+	}
+	*dst = Prompt{Source: FromNative, Tokens: ids, Count: len(ids), Verified: verified, buf: dst.buf}
+	t.sources[FromNative].Add(1)
+	t.nativeCached.Add(uint64(found.Cached))
+	t.nativeEncoded.Add(uint64(found.Encoded))
+	if n.chooseCheck(q, t.opt.Load().VerifyRatio) {
+		t.check(n, q, ids)
+	}
+	return true
+}
+
+// inUse reports whether n's ids are used. The engine that differed may have been replaced: then it
+// is asked again.
+func (n *InProcess) inUse(q *NativeQuery) (inUse, verified bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if m := n.mismatch; m != nil {
+		if q.Endpoint == nil || q.Endpoint.URL() != m.URL || q.Incarnation == m.incarnation {
+			return false, false
+		}
+		n.mismatch, n.verified = nil, false
+		clear(n.checked)
+	}
+	return true, n.verified
+}
+
+// maxChecked bounds the engines and kinds of requests that are remembered.
+const maxChecked = 4096
+
+// chooseCheck reports whether q's prompt is to be compared: the first of its kind with each process
+// of an engine, and then the given share. One comparison of a model runs at a time.
+func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
+	count := float64(n.prompts.Add(1))
+	sampled := ratio > 0 && int64(count*ratio) != int64((count-1)*ratio)
+	if q.Endpoint == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := checkKey{q.Endpoint.URL(), q.Kind}
+	if was, ok := n.checked[key]; n.checking || ok && was == q.Incarnation && !sampled {
+		return false
+	}
+	if len(n.checked) >= maxChecked {
+		clear(n.checked)
+	}
+	n.checking = true
+	return true
+}
+
+// checkTimeout is the time-out of a comparison, which no request waits for.
+const checkTimeout = 10 * time.Second
+
+// check compares ids with the engine's in the background.
+func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32) {
+	body, kind, ep, incarnation := slices.Clone(q.Doc.Body), q.Kind, q.Endpoint, q.Incarnation
+	ids = slices.Clone(ids)
+	go func() {
+		want, err := t.engineIDs(kind, body, ep)
+		n.mu.Lock()
+		n.checking = false
+		if err == nil || isUnsupported(err) { // after other errors the next prompt is compared
+			n.checked[checkKey{ep.URL(), kind}] = incarnation
+		}
+		if err != nil {
+			n.mu.Unlock()
+			t.checksFailed.Add(1)
+			return
+		}
+		t.checks.Add(1)
+		at := firstDifference(ids, want)
+		if n.verified = at < 0; n.verified || n.mismatch != nil {
+			n.mu.Unlock()
+			return
+		}
+		m := &Mismatch{Model: n.name, URL: ep.URL(), API: nativeAPIs[kind].path, Position: at, Native: len(ids), Engine: len(want), incarnation: incarnation}
+		n.mismatch = m
+		n.mu.Unlock()
+		t.mismatches.Add(1)
+		if report := t.report.Load(); report != nil {
+			(*report)(*m)
+		}
+	}()
+}
+
+// firstDifference returns the first position at which a and b differ, -1 if they are equal.
+func firstDifference(a, b []uint32) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	if len(a) == len(b) {
+		return -1
+	}
+	return min(len(a), len(b))
+}
+
+// engineIDs asks an engine for the ids of a request: vLLM's render endpoints (0.30 and later) take
+// the request as it is; /tokenize takes what Prompt would send.
+func (t *Tokenizer) engineIDs(kind Kind, body []byte, ep *upstream.Endpoint) ([]uint32, error) {
+	ids, err := postForIDs(ep, nativeAPIs[kind].path+"/render", [][]byte{body}, len(body), "token_ids")
+	if err == nil || !isUnsupported(err) {
+		return ids, err
+	}
+	var doc jsonscan.Doc
+	if err := doc.Scan(body, jsonscan.Limits{}); err != nil {
+		return nil, err
+	}
+	w := getWork()
+	defer w.put()
+	w.read(kind, &doc)
+	if w.skipReason != "" || w.text == nil {
+		return nil, errUnsupported
+	}
+	w.compose(&doc)
+	return w.post(nil, ep, nil, time.Now().Add(checkTimeout))
+}
+
+func postForIDs(ep *upstream.Endpoint, path string, body [][]byte, size int, member string) ([]uint32, error) {
+	req := upstream.Request{Method: "POST", Path: path, Fields: tokenizeFields, Body: body, Deadline: time.Now().Add(checkTimeout)}
+	resp, err := ep.Do(&req, nil)
+	if err != nil {
+		return nil, &engineError{url: ep.URL(), cause: err}
+	}
+	defer resp.Release()
+	answer, err := resp.ReadAll(nil, 32*size+256<<10)
+	if err == nil && resp.Status != 200 {
+		if err = errRefused; resp.Status == 404 || resp.Status == 405 || resp.Status == 501 {
+			err = errUnsupported
+		}
+	}
+	if err != nil {
+		return nil, &engineError{url: ep.URL(), status: resp.Status, cause: err}
+	}
+	if it := jsonscan.Walk(answer); len(answer) > 0 && answer[0] == '[' && it.Next() {
+		answer = it.Raw() // one for each prompt of a completion
+	}
+	ids, ok, err := jsonscan.FindTokenIDs(nil, answer, member)
+	if err != nil || !ok {
+		return nil, &engineError{url: ep.URL(), status: resp.Status, cause: errGarbage}
+	}
+	return ids, nil
+}
+
+// NativeState describes a model that is tokenized in this process.
+type NativeState struct {
+	Model    string
+	Verified bool      // the last comparison had no difference
+	Mismatch *Mismatch // nil: in use
+}
+
+// NativeStates returns the state of each model, by name.
+func (t *Tokenizer) NativeStates() []NativeState {
+	var all []NativeState
+	for name, n := range t.nativeModels() {
+		n.mu.Lock()
+		all = append(all, NativeState{name, n.verified, n.mismatch})
+		n.mu.Unlock()
+	}
+	slices.SortFunc(all, func(a, b NativeState) int { return cmp.Compare(a.Model, b.Model) })
+	return all
+}
+
+// String describes where the ids differ, for people.
+func (m *Mismatch) String() string {
+	return "at position " + strconv.Itoa(m.Position) + " of " + strconv.Itoa(m.Native) + " native and " + strconv.Itoa(m.Engine) + " engine ids of " + m.API
+}

@@ -1,0 +1,346 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"sluice/bench/testwait"
+	"sluice/dataplane/upstream"
+	"sluice/router/tokenize/chatinput"
+	"sluice/router/tokenize/incremental"
+)
+
+// byteModel is a double of native/tokenizer.Model that is a tokenizer all the same: an id for each
+// byte, and one for each added token. Its template is ChatML.
+type byteModel struct {
+	skew bool // the generation prompt differs from the engine's
+	fail bool
+}
+
+const (
+	startID, endID = 1000, 1001
+	byteTokenizer  = `{"added_tokens":[{"id":1000,"content":"<|im_start|>","special":true},{"id":1001,"content":"<|im_end|>","special":true}],
+		"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{"<s>":{"ids":[999]}}}}`
+)
+
+func (m *byteModel) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32, error) {
+	if addSpecial {
+		dst = append(dst, 999)
+	}
+	for s := string(text); s != ""; {
+		switch {
+		case strings.HasPrefix(s, "<|im_start|>"):
+			dst, s = append(dst, startID), s[len("<|im_start|>"):]
+		case strings.HasPrefix(s, "<|im_end|>"):
+			dst, s = append(dst, endID), s[len("<|im_end|>"):]
+		default:
+			dst, s = append(dst, uint32(s[0])), s[1:]
+		}
+	}
+	return dst, nil
+}
+
+func (m *byteModel) Render(dst []byte, _ string, input []byte) ([]byte, error) {
+	var in struct {
+		Messages []struct{ Role, Content string }
+	}
+	if err := json.Unmarshal(input, &in); err != nil || m.fail {
+		return dst, errors.New("cannot render")
+	}
+	for _, msg := range in.Messages {
+		dst = fmt.Appendf(dst, "<|im_start|>%s\n%s<|im_end|>\n", msg.Role, msg.Content)
+	}
+	dst = append(dst, "<|im_start|>assistant\n"...)
+	if m.skew {
+		dst = append(dst, "<think>"...)
+	}
+	return dst, nil
+}
+
+// renderEngine is an engine with vLLM's render endpoints, whose own model is a byteModel.
+type renderEngine struct {
+	*httptest.Server
+	ep *upstream.Endpoint
+
+	mu       sync.Mutex
+	paths    []string
+	noRender bool // it has only /tokenize
+	down     bool
+	skew     bool
+}
+
+func newRenderEngine(t *testing.T) *renderEngine {
+	t.Helper()
+	e := new(renderEngine)
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	var err error
+	if e.ep, err = upstream.NewEndpoint(e.URL, upstream.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.ep.Close)
+	return e
+}
+
+func (e *renderEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	e.mu.Lock()
+	e.paths = append(e.paths, r.URL.Path)
+	noRender, down, m := e.noRender, e.down, byteModel{skew: e.skew}
+	e.mu.Unlock()
+	api, render := strings.CutSuffix(r.URL.Path, "/render")
+	kind := map[string]chatinput.API{"/v1/chat/completions": chatinput.Chat, "/v1/completions": chatinput.Completions, "/v1/responses": chatinput.Responses, "/v1/messages": chatinput.Messages}[api]
+	switch {
+	case down:
+		http.Error(w, "down", 500)
+		return
+	case render && noRender:
+		http.Error(w, "not found", 404)
+		return
+	case !render && strings.Contains(string(body), `"prompt"`):
+		kind = chatinput.Completions
+	}
+	var in chatinput.Input
+	in.Read(kind, body, new(chatinput.Settings))
+	text := in.Text
+	if kind != chatinput.Completions {
+		text, _ = m.Render(nil, "", in.Chat)
+	}
+	ids, _ := m.Encode(nil, text, in.AddSpecial)
+	answer := map[string]any{"token_ids": ids}
+	if !render {
+		answer = map[string]any{"tokens": ids}
+	}
+	if render && kind == chatinput.Completions {
+		_ = json.NewEncoder(w).Encode([]any{answer})
+		return
+	}
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+func (e *renderEngine) asked() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.paths)
+}
+
+// withModel returns a Tokenizer with a byteModel called "m", and where mismatches are reported.
+func withModel(t *testing.T, model NativeModel) (*Tokenizer, *InProcess, chan Mismatch) {
+	t.Helper()
+	reports := make(chan Mismatch, 10)
+	tk := New(Options{})
+	tk.ReportMismatches(func(m Mismatch) { reports <- m })
+	rules, err := incremental.NewRules([]byte(byteTokenizer), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := tk.NewInProcess("m", model, rules, chatinput.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tk.SetNatives(map[string]*InProcess{"m": n})
+	return tk, n, reports
+}
+
+func hello(i int) string {
+	return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"hello %d"}]}`, i)
+}
+
+// ask returns the prompt of a request, and whether it was tokenized in this process.
+func ask(t *testing.T, tk *Tokenizer, kind Kind, body string, e *renderEngine, incarnation uint32) (Prompt, bool) {
+	t.Helper()
+	var p Prompt
+	q := NativeQuery{Model: "m", Kind: kind, Doc: scanned(t, body), Incarnation: incarnation}
+	if e != nil {
+		q.Endpoint = e.ep
+	}
+	ok := tk.PromptInProcess(&p, &q)
+	return p, ok
+}
+
+func awaitChecks(t *testing.T, tk *Tokenizer, n uint64) {
+	t.Helper()
+	testwait.Until(t, "a comparison with the engine", func() bool { s := tk.Stats(); return s.Checks+s.ChecksFailed >= n })
+}
+
+// TestInProcess: every API's prompts have the ids of the engine, which is asked once for each kind
+// of request, and again when it has restarted.
+func TestInProcess(t *testing.T) {
+	e := newRenderEngine(t)
+	tk, n, reports := withModel(t, new(byteModel))
+	bodies := map[Kind]string{
+		Chat:       hello(1),
+		Completion: `{"model":"m","prompt":"once upon"}`,
+		Responses:  `{"model":"m","input":"hello","instructions":"be kind"}`,
+		Messages:   `{"model":"m","max_tokens":5,"system":"be kind","messages":[{"role":"user","content":[{"type":"text","text":"hello"}]}]}`,
+	}
+	checks := uint64(0)
+	for kind, body := range bodies {
+		for range 3 {
+			p, ok := ask(t, tk, kind, body, e, 7)
+			if !ok || p.Source != FromNative || p.Count != len(p.Tokens) {
+				t.Fatalf("%v: %v from %v, %d ids, count %d", kind, ok, p.Source, len(p.Tokens), p.Count)
+			}
+			if want, err := tk.engineIDs(kind, []byte(body), e.ep); err != nil || !slices.Equal(p.Tokens, want) {
+				t.Errorf("%v: ids %v, the engine's %v (%v)", kind, p.Tokens, want, err)
+			}
+			awaitChecks(t, tk, checks+1)
+		}
+		checks++
+	}
+	if s := tk.Stats(); s.Checks != 4 || s.Mismatches != 0 || s.FromNative != 12 {
+		t.Errorf("stats %+v, want 12 prompts and 4 comparisons", s)
+	}
+	if p, _ := ask(t, tk, Chat, hello(2), e, 7); !p.Verified {
+		t.Error("ids are not verified after comparisons without difference")
+	}
+	_, _ = ask(t, tk, Chat, hello(3), e, 8)
+	awaitChecks(t, tk, 5)
+	if len(reports) != 0 || n.mismatch != nil {
+		t.Error("a mismatch was reported")
+	}
+}
+
+// TestMismatch: a model whose ids differ is reported with the position and is left to the engine
+// until that engine has restarted.
+func TestMismatch(t *testing.T) {
+	e, other := newRenderEngine(t), newRenderEngine(t)
+	e.skew = true
+	tk, _, reports := withModel(t, new(byteModel))
+	if _, ok := ask(t, tk, Chat, hello(1), e, 1); !ok {
+		t.Fatal("the first prompt was not tokenized")
+	}
+	m := <-reports
+	rendered, _ := new(byteModel).Render(nil, "", []byte(`{"messages":[{"role":"user","content":"hello 1"}]}`))
+	ids, _ := new(byteModel).Encode(nil, rendered, false)
+	if m.Model != "m" || m.URL != e.ep.URL() || m.API != "/v1/chat/completions" || m.Position != len(ids) || m.Native != len(ids) || m.Engine != len(ids)+len("<think>") {
+		t.Errorf("reported %+v", m)
+	}
+	if strings.Contains(fmt.Sprintf("%+v %s", m, m.String()), "hello") {
+		t.Error("the report contains the prompt")
+	}
+	for _, q := range []struct {
+		e           *renderEngine
+		incarnation uint32
+	}{{e, 1}, {other, 1}, {nil, 0}} {
+		if _, ok := ask(t, tk, Chat, hello(2), q.e, q.incarnation); ok {
+			t.Error("the model is used in spite of the mismatch")
+		}
+	}
+	if s := tk.NativeStates(); len(s) != 1 || s[0].Mismatch == nil || s[0].Verified {
+		t.Errorf("states %+v", s)
+	}
+	e.mu.Lock()
+	e.skew = false
+	e.mu.Unlock()
+	if p, ok := ask(t, tk, Chat, hello(2), e, 2); !ok || p.Verified {
+		t.Errorf("after the engine's restart: used %v, verified %v", ok, p.Verified)
+	}
+	awaitChecks(t, tk, 2)
+	if p, ok := ask(t, tk, Chat, hello(3), e, 2); !ok || !p.Verified {
+		t.Errorf("after an equal prompt: used %v, verified %v", ok, p.Verified)
+	}
+}
+
+// TestSampling: one prompt in a hundred is compared.
+func TestSampling(t *testing.T) {
+	e := newRenderEngine(t)
+	tk, _, _ := withModel(t, new(byteModel))
+	for i := range 301 {
+		if i%100 == 1 {
+			awaitChecks(t, tk, uint64(i/100+1)) // only one comparison runs at a time
+		}
+		_, _ = ask(t, tk, Chat, hello(i), e, 1)
+	}
+	awaitChecks(t, tk, 4)
+	if asked := e.asked(); len(asked) != 4 || asked[0] != "/v1/chat/completions/render" {
+		t.Errorf("the engine was asked %q, want the first and three of 300", asked)
+	}
+}
+
+// TestWithoutRender: an engine without render endpoints is asked for /tokenize, by what Prompt
+// would send.
+func TestWithoutRender(t *testing.T) {
+	e := newRenderEngine(t)
+	e.noRender = true
+	tk, _, reports := withModel(t, new(byteModel))
+	_, _ = ask(t, tk, Chat, hello(1), e, 1)
+	awaitChecks(t, tk, 1)
+	if asked := e.asked(); !slices.Equal(asked, []string{"/v1/chat/completions/render", "/tokenize"}) {
+		t.Errorf("asked %q", asked)
+	}
+	if s := tk.Stats(); s.Checks != 1 || len(reports) != 0 {
+		t.Errorf("stats %+v, %d mismatches", s, len(reports))
+	}
+	e.mu.Lock()
+	e.down = true
+	e.mu.Unlock()
+	_, _ = ask(t, tk, Completion, `{"model":"m","prompt":"x"}`, e, 1)
+	awaitChecks(t, tk, 2)
+	if p, ok := ask(t, tk, Chat, hello(2), e, 1); !ok || !p.Verified || tk.Stats().ChecksFailed != 1 {
+		t.Errorf("an engine that fails says nothing: used %v, stats %+v", ok, tk.Stats())
+	}
+}
+
+// TestNotInProcess: prompts that the library cannot or may not tokenize are left to Prompt, and so
+// is everything without a library.
+func TestNotInProcess(t *testing.T) {
+	model := new(byteModel)
+	tk, _, _ := withModel(t, model)
+	image := `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]}`
+	if _, ok := ask(t, tk, Chat, image, nil, 0); ok || tk.Stats().Unmodelled != 1 {
+		t.Error("an image was tokenized")
+	}
+	if _, ok := ask(t, tk, Other, `{"input":"x"}`, nil, 0); ok {
+		t.Error("an embedding was tokenized")
+	}
+	model.fail = true
+	if _, ok := ask(t, tk, Chat, hello(1), nil, 0); ok || tk.Stats().NativeFailed != 1 {
+		t.Error("a failed rendering was used")
+	}
+	model.fail = false
+	var p Prompt
+	if q := (NativeQuery{Model: "other", Kind: Chat, Doc: scanned(t, hello(1))}); tk.PromptInProcess(&p, &q) {
+		t.Error("another model's prompt was tokenized")
+	}
+	if q := (NativeQuery{Model: "alias", Base: "m", Kind: Chat, Doc: scanned(t, hello(1))}); !tk.PromptInProcess(&p, &q) {
+		t.Error("the base model's tokenizer was not used")
+	}
+	for _, mode := range []string{ModeText, ModeIDs} {
+		tk.Reload(Options{Mode: mode})
+		if _, ok := ask(t, tk, Chat, hello(1), nil, 0); ok {
+			t.Errorf("mode %s: tokenized", mode)
+		}
+	}
+	if _, ok := ask(t, New(Options{}), Chat, hello(1), nil, 0); ok {
+		t.Error("tokenized without a model")
+	}
+}
+
+// TestCacheIsShared: the next turn encodes only what is new, within the one bound of both caches.
+func TestCacheIsShared(t *testing.T) {
+	tk, _, _ := withModel(t, new(byteModel))
+	turn := `{"role":"user","content":"` + strings.Repeat("long text ", 200) + `"},{"role":"assistant","content":"` + strings.Repeat("answer ", 200) + `"}`
+	body := func(n int) string {
+		return `{"model":"m","messages":[` + strings.Repeat(turn+",", n) + `{"role":"user","content":"hi"}]}`
+	}
+	_, _ = ask(t, tk, Chat, body(10), nil, 0)
+	before := tk.Stats()
+	p, _ := ask(t, tk, Chat, body(11), nil, 0)
+	s := tk.Stats()
+	if fresh := s.NativeEncoded - before.NativeEncoded; fresh > uint64(len(turn))+2048 || s.NativeCached == 0 || len(p.Tokens) < 30_000 {
+		t.Errorf("%d bytes encoded for a turn of %d, %d ids cached", fresh, len(turn), s.NativeCached)
+	}
+	tk.Reload(Options{CacheBytes: 8 << 10})
+	if s := tk.Stats(); s.CacheBytes > 8<<10 {
+		t.Errorf("%d bytes cached, want at most 8 KiB", s.CacheBytes)
+	}
+}

@@ -1,0 +1,128 @@
+"""Compares native token ids with those of a real vLLM server, for random requests over
+all APIs; see scripts/tokens_vllm.sh."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path += [here, os.path.join(os.path.dirname(here), "e2e_vllm")]
+
+import http_calls  # noqa: E402
+from bodies import APIS, Generator  # noqa: E402
+from engines import MODEL, Engine, Metrics, wait_ready  # noqa: E402
+from processes import say  # noqa: E402
+from router import Router  # noqa: E402
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+
+
+def make_folder(cache, folder):
+    """A copy of the tiny model with a template that prints all that the router converts."""
+    os.makedirs(folder)
+    for name in os.listdir(os.path.join(cache, "model")):
+        if not name.startswith("."):
+            os.symlink(os.path.join(cache, "model", name), os.path.join(folder, name))
+    os.remove(os.path.join(folder, "chat_template.jinja"))
+    shutil.copy(os.path.join(here, "chat_template.jinja"), folder)
+
+
+def body_of(generator, api):
+    """A request that the server answers with one token."""
+    body = getattr(generator, api)()
+    body["model"] = MODEL
+    body["max_output_tokens" if api == "responses" else "max_tokens"] = 1
+    if body.get("tool_choice") in ("required", {"type": "any"}):
+        del body["tool_choice"]
+    if api == "messages":
+        body.pop("thinking", None)  # it needs thousands of output tokens
+    return body
+
+
+class Counters:
+    def __init__(self, router):
+        self.router = router
+
+    def read(self):
+        m = Metrics(http_calls.get(self.router.url, "/metrics").text())
+        names = {"checks": "checks", "failed": "checks_failed", "mismatches": "mismatches", "unmodelled": "native_unmodelled", "errors": "native_failed"}
+        all_ = {k: int(m.sum(f"sluice_tokenizer_{v}_total")) for k, v in names.items()}
+        for source in ("native", "engine", "text", "cache", "request", "none"):
+            all_[source] = int(m.sum("sluice_prompts_total", source=source))
+        for k in ("sluice_cache_compared_predicted_tokens_total", "sluice_cache_reported_tokens_total", "sluice_cache_prediction_error_tokens_total"):
+            all_[k] = int(m.sum(k))
+        return all_
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--cache", required=True)
+    p.add_argument("--run-dir", required=True)
+    p.add_argument("--router", required=True)
+    p.add_argument("--requests", type=int, default=1000)
+    args = p.parse_args()
+
+    folder = os.path.join(args.run_dir, "model")
+    make_folder(args.cache, folder)
+    engine_cache = os.path.join(args.run_dir, "cache")
+    os.makedirs(engine_cache)
+    os.symlink(os.path.join(args.cache, "venv"), os.path.join(engine_cache, "venv"))
+    os.symlink(folder, os.path.join(engine_cache, "model"))
+    engine = Engine(engine_cache, args.run_dir, "engine", more=("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"))
+    router = None
+    try:
+        wait_ready([engine])
+        config = os.path.join(args.run_dir, "sluice.yaml")
+        with open(config, "w", encoding="utf-8") as f:
+            f.write(f"models:\n  {MODEL}:\n    tokenizer: {folder}\ntokens:\n  verify_ratio: 1\n  timeout: 10s\n")
+        router = Router(args.router, args.run_dir, "router", ["--config", config, "--engine", engine.url])
+        router.wait_ready()
+        return run(engine, router, args.requests)
+    finally:
+        for part in (router, engine):
+            if part is not None:
+                part.stop()
+
+
+def run(engine, router, requests):
+    counters = Counters(router)
+    generator = Generator(7)
+    statuses = {}
+    compared = {api: 0 for api in PATHS}
+    begun = time.monotonic()
+    before = counters.read()
+    for i in range(requests):
+        api = APIS[i % len(APIS)]
+        answer = http_calls.post(router.url, PATHS[api], body_of(generator, api))
+        statuses[api, answer.status] = statuses.get((api, answer.status), 0) + 1
+        after = counters.read()
+        end = time.monotonic() + 60
+        while after["native"] > before["native"] and after["checks"] + after["failed"] == before["checks"] + before["failed"]:
+            if time.monotonic() > end:
+                raise RuntimeError("a comparison did not end within a minute")
+            time.sleep(0.01)
+            after = counters.read()
+        compared[api] += after["checks"] - before["checks"]
+        if after["mismatches"] > before["mismatches"]:
+            say(f"request {i}: the ids differ: {http_calls.get(router.url, '/readyz').text()}")
+            break
+        before = after
+        if (i + 1) % 100 == 0:
+            say(f"{i + 1} requests in {time.monotonic() - begun:.0f} s: {after}")
+    with open(engine.process.log, encoding="utf-8", errors="replace") as f:
+        tokenize_calls = f.read().count('"POST /tokenize ')
+    last = counters.read()
+    print("\n| API | answered 200 | other answers | ids compared |\n| --- | --- | --- | --- |")
+    for api in PATHS:
+        other = sum(n for (a, s), n in statuses.items() if a == api and s != 200)
+        print(f"| {api} | {statuses.get((api, 200), 0)} | {other} | {compared[api]} |")
+    print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; {tokenize_calls} calls of /tokenize.")
+    print(f"Prompts by source: native {last['native']}, engine {last['engine']}, cache {last['cache']}, text {last['text']}, request {last['request']}, none {last['none']}; not modelled {last['unmodelled']}, failed {last['errors']}.")
+    predicted, reported = last["sluice_cache_compared_predicted_tokens_total"], last["sluice_cache_reported_tokens_total"]
+    print(f"Cached tokens: predicted {predicted}, reported {reported}, sum of the differences {last['sluice_cache_prediction_error_tokens_total']}.")
+    return 0 if last["mismatches"] == 0 and all(n > 0 for n in compared.values()) else 1
+
+
+sys.exit(main())
