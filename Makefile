@@ -196,6 +196,10 @@ charts-test: build ## check the Helm chart and the manifests with helm and kubec
 observability-test: build ## check metrics, rules and dashboards with the real promtool and Prometheus (builds them once, 2 minutes)
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
 
+.PHONY: acceptance
+acceptance: build ## install, observe, operate and documentation with the real tools; prints what passed and what cannot run (10 minutes warm)
+	@scripts/acceptance.py
+
 .PHONY: traces-test
 traces-test: build ## check traces with the real OpenTelemetry collector over gRPC and HTTP (builds it once, 2 minutes of CPU)
 	@scripts/traces_test.py

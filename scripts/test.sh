@@ -29,6 +29,7 @@ if [ "${1:-}" = --tools ]; then
   step 'FastAPI server' scripts/fastapi-test.sh
   step 'console' scripts/console-test.sh
   step 'observability' make --no-print-directory observability-test
+  step 'traces' scripts/traces_test.py
   step 'docs' make --no-print-directory docs
   step 'packages' make --no-print-directory packages-test
   step 'image' bash -c 'scripts/image.py && scripts/image_test.py'
@@ -38,6 +39,7 @@ if [ "${1:-}" = --tools ]; then
 fi
 step 'native' make --no-print-directory native-test
 step 'lint' scripts/lint.sh
+step 'rules' bash -c 'scripts/observability_test.py "$(scripts/prometheus.sh)" --rules'
 step 'unit' make --no-print-directory unit
 step 'system' make --no-print-directory system
 step 'race' make --no-print-directory race

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Exercises installation, observation, operation and documentation with the real tools, and prints a table.
+
+  scripts/acceptance.py [--only NAME,…] [--list]
+
+Each check is a command that exists by itself (`make help`, docs). One that cannot run here, because a tool
+cannot be had or root is needed, says so in the table and fails nothing; one that fails makes the exit code
+1. Tools come from the package registries and are kept in ${SLUICE_CACHE:-~/.cache/sluice}; the first run
+builds them and takes about half an hour, later ones about ten minutes. Output is in build/acceptance/.
+"""
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OUTPUT = os.path.join(ROOT, "build", "acceptance")
+
+
+def root():
+    return "" if os.geteuid() == 0 else "needs root, for chroot"
+
+
+def have(*tools):
+    """Returns a function that names the tools that are missing."""
+    return lambda: ", ".join("no " + t for t in tools if not shutil.which(t))
+
+
+def debian():
+    return root() or have("apt-get", "dpkg")()
+
+
+def browser():
+    return "" if any(shutil.which(b) for b in ("chromium", "chromium-browser", "google-chrome")) else "no Chromium"
+
+
+def unavailable(why):
+    return lambda: why
+
+
+BROWSER = '$(command -v chromium || command -v chromium-browser || command -v google-chrome)'
+
+# Name, what it shows, the command, and a function that returns why it cannot run here ("": it can).
+CHECKS = [
+    ("packages", ".deb and .rpm, units, man pages, completion: dpkg, rpm, systemd-analyze, groff, bash, zsh, fish", "make --no-print-directory packages-test", debian),
+    ("image", "container image, run with a read-only root file system", "scripts/image.py && scripts/image_test.py", debian),
+    ("containerfile", "Containerfile: podman or buildah", "", unavailable("its base images come from a registry of images; `make image` builds the same content from Debian packages")),
+    ("charts", "Helm chart and manifests: helm, kubeconform", "scripts/charts-test.sh", have("go")),
+    ("observability", "metrics, rules and every panel's query: promtool, Prometheus", 'scripts/observability_test.py "$(scripts/prometheus.sh)"', have("go")),
+    ("grafana", "dashboards drawn by Grafana", "", unavailable("Grafana is in none of the package registries that this uses; `observability` runs each panel's query")),
+    ("traces", "spans over gRPC and HTTP: the OpenTelemetry collector", "scripts/traces_test.py", have("go")),
+    ("access log", "CPU of the access log as a share of a request, printed", "scripts/bench_accesslog.py --rounds 8 --seconds 1", have("taskset", "cc")),
+    ("console", "the console in a browser: Chromium", "go test -count=1 -run TestConsoleInBrowser ./router/admin -browser " + BROWSER, browser),
+    ("commands", "--json, errors, support bundle, drain, reload, restart, explain",
+     "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
+    ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
+    ("documents", "links, commands, yaml and reference of the documents", "scripts/check_docs.py", have("go")),
+]
+
+
+def run(name, command):
+    """Returns whether the command succeeded, and its last line."""
+    path = os.path.join(OUTPUT, name.replace(" ", "-") + ".txt")
+    with open(path, "w") as out:
+        code = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT).returncode
+    with open(path, errors="replace") as f:
+        lines = [line.strip() for line in f if line.strip()]
+    return code == 0, lines[-1][:150] if lines else ""
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--only", default="", help="comma-separated names of checks")
+    ap.add_argument("--list", action="store_true", help="list the checks")
+    a = ap.parse_args()
+    known = [name for name, _, _, _ in CHECKS]
+    only = [n for n in a.only.split(",") if n]
+    for n in only:
+        if n not in known:
+            ap.error("unknown check %r; want one of: %s" % (n, ", ".join(known)))
+    os.makedirs(OUTPUT, exist_ok=True)
+    rows, failed = [], 0
+    for name, shows, command, why_not in CHECKS:
+        if only and name not in only:
+            continue
+        if a.list:
+            print("%-14s %s" % (name, shows))
+            continue
+        began, why = time.monotonic(), why_not()
+        if why:
+            result, said = "cannot run", why
+        else:
+            print("acceptance: %s …" % name, file=sys.stderr, flush=True)
+            ok, said = run(name, command)
+            result, failed = ("passed", failed) if ok else ("FAILED", failed + 1)
+        rows.append((name, result, "%d s" % (time.monotonic() - began), shows, said))
+    if a.list:
+        return
+    print("\n| check | result | time | shows | last line |\n| --- | --- | --- | --- | --- |")
+    for row in rows:
+        print("| %s |" % " | ".join(cell.replace("|", "/") for cell in row))
+    if failed:
+        sys.exit("acceptance: %d checks failed; their output is in build/acceptance/" % failed)
+
+
+if __name__ == "__main__":
+    main()
