@@ -45,7 +45,7 @@ $(TOKENIZER): $(wildcard native/tokenizer/src/*.rs) native/tokenizer/Cargo.toml 
 	@scripts/tokenizer.sh $@
 
 .PHONY: demo
-demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)
+demo: bootstrap $(BIN) ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)
 	$(BIN) demo $(if $(DEMO_SECONDS),--duration $(DEMO_SECONDS)s)
 
 .PHONY: check

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"strconv"
+
 	"sluice/dataplane/jsonscan"
 )
 
@@ -137,7 +139,7 @@ func CheckID(id []byte) (wrong string) {
 		return "it is empty; want 1 to 256 bytes"
 	}
 	if len(id) > MaxID {
-		return "it is too long; want at most 256 bytes"
+		return "it has " + strconv.Itoa(len(id)) + " bytes; want at most 256"
 	}
 	for _, c := range id {
 		if c < ' ' || c == 0x7f {

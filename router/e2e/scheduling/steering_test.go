@@ -72,7 +72,7 @@ func TestSteeringHeaders(t *testing.T) {
 		{[]string{"X-Sluice-Require-Labels", "a10", "X-Sluice-Require-Labels", "b200"}, []string{`"a10,b200"`, `"b200"`}},
 		{[]string{"X-Sluice-Worker", "a", "X-Sluice-Allowed-Workers", "b"}, []string{"X-Sluice-Worker", `"a" cannot be used`}},
 		{[]string{"X-Sluice-Session", strings.Repeat("s", 300)}, []string{"X-Sluice-Session", "300 bytes"}},
-		{[]string{"X-Session-ID", strings.Repeat("s", 300)}, []string{"X-Session-ID", "300 bytes"}},
+		{[]string{"X-Session-ID", strings.Repeat("s", 300)}, []string{"X-Session-Id", "300 bytes"}},
 	} {
 		a := harness.Post(t, url, harness.ChatOf("x"), c.headers...)
 		harness.WantStatus(t, a, 400)
