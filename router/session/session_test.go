@@ -89,7 +89,7 @@ func TestIsFinal(t *testing.T) {
 func TestCheckID(t *testing.T) {
 	for id, want := range map[string]string{
 		"a": "", strings.Repeat("é", MaxID/2): "", "a/b?c": "",
-		"": "empty", strings.Repeat("x", MaxID+1): "too long", "a\x00": "control", "a\x7f": "control", "\n": "control",
+		"": "empty", strings.Repeat("x", MaxID+1): "257 bytes", "a\x00": "control", "a\x7f": "control", "\n": "control",
 	} {
 		if got := CheckID([]byte(id)); want == "" && got != "" || !strings.Contains(got, want) {
 			t.Errorf("%.10q: got %q, want %q", id, got, want)
