@@ -426,11 +426,11 @@ func TestHoldFollowsPauses(t *testing.T) {
 				time.Sleep(pause)
 			}
 			l.turn("", "a", 100)
-			time.Sleep(want - 1)
+			time.Sleep(want - time.Nanosecond)
 			if l.table.Stats().Active != 1 {
 				t.Errorf("pauses of %v: not held for %v", pause, want)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			if l.table.Stats().Active != 0 {
 				t.Errorf("pauses of %v: held for more than %v", pause, want)
 			}
