@@ -466,8 +466,10 @@ def ids(args):
                 continue
             os.makedirs(folder, exist_ok=True)
             for file, v in [("tokenizer.json", spec), ("tokenizer_config.json", config)]:
-                with open(os.path.join(folder, file), "w", encoding="utf-8") as f:
+                whole = os.path.join(folder, file)
+                with open(whole + ".new", "w", encoding="utf-8") as f:
                     json.dump(v, f, ensure_ascii=False)
+                os.replace(whole + ".new", whole)
         model, hf = library.load(folder), tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
         archive = [0, 0]
         if os.path.exists(path + ".inp"):

@@ -360,8 +360,8 @@ type Limits struct {
 	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                                // client connections from one address; for clients behind proxies.forwarded, requests in flight; 0: no limit [0]
 	EngineConns   int   `yaml:"engine_conns" min:"1"`                                    // connections open to one engine [4096]
 	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                                    // requests that wait for a healthy worker; 503 beyond; 0: no limit [1000]
-	RankRequests  int64 `yaml:"rank_requests" min:"0"`                                   // requests in flight on one rank; 429 if all eligible ranks are full; 0: no limit [0]
-	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens to be computed on one rank, as this router counts them; 429 if all eligible ranks are full; 0: no limit [0]
+	RankRequests  int64 `yaml:"rank_requests" min:"0"`                                   // requests in flight on one rank; requests wait while all eligible ranks are full, and get 429 in the end or if admission.mode is off; 0: no limit [0]
+	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens to be computed on one rank, as this router counts them; requests wait while all eligible ranks are full, and get 429 in the end or if admission.mode is off; 0: no limit [0]
 }
 
 // Compression of responses with zstd or gzip, whichever the client's Accept-Encoding prefers.
