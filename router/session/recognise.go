@@ -139,7 +139,7 @@ func CheckID(id []byte) (wrong string) {
 		return "it is empty; want 1 to 256 bytes"
 	}
 	if len(id) > MaxID {
-		return "it has " + strconv.Itoa(len(id)) + " bytes; want at most 256"
+		return "it has " + strconv.Itoa(len(id)) + " bytes; want at most 256 bytes"
 	}
 	for _, c := range id {
 		if c < ' ' || c == 0x7f {
