@@ -516,6 +516,6 @@ func statusMiB(t *testing.T, pid int, field string) float64 {
 			return float64(kib) / 1024
 		}
 	}
-	t.Fatal("no "+field)
+	t.Fatal("no " + field)
 	return 0
 }
