@@ -184,7 +184,7 @@ func TestOrderOfWaitingSessions(t *testing.T) {
 	})
 }
 
-// When the prompts of active sessions have grown, those that began last give way at their next turn,
+// When the prompts of active sessions have grown, those that began last wait at their next turn,
 // and go on before new ones.
 func TestGrownSessionsYield(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestGrownSessionsYield(t *testing.T) {
 		l.turn("", "b", 300)
 		c, wc := l.begin("", "c", 260)
 		if wc == nil {
-			t.Fatal("c does not give way")
+			t.Fatal("c does not wait")
 		}
 		d, wd := l.begin("", "d", 100)
 		if wd == nil || isReady(wc) {
