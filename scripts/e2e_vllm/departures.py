@@ -112,17 +112,26 @@ class Departures:
             connection.close()
 
     def gone_in_prefill(self):
-        """Several long prompts at once: the last prefill has not begun when all clients disconnect."""
+        """Several long prompts at once: the last prefill has not begun when all clients disconnect.
+        It waits in the router's queue, or in the engine if the engine has room for it."""
         n = 4
-        before = self.ours("sluice_legs_total", leg="prefill", outcome="client_gone")
+        before = self.unstarted()
         left = [http_calls.send(self.router.url, CHAT, self.long(stream=bool(i % 2))) for i in range(n)]
         running = self.until(lambda: self.p.metrics().sum("vllm:num_requests_running") > 0, 5, 0.02)
         held = self.p.metrics().usage_blocks()
         self.leave(left)
         self.freed(f"{n} clients leave while prefill runs", held)
-        gone = self.ours("sluice_legs_total", leg="prefill", outcome="client_gone") - before
+        gone = self.unstarted() - before
         seen = f"{gone}{'' if running is not None else ', and no request was seen running'}"
-        self.report.row("… prefill legs cancelled, by the router's metric", "at least 1", seen, gone >= 1)
+        self.report.row(
+            "… prefill legs cancelled and requests taken out of the queue, by the router's metrics",
+            "at least 1", seen, gone >= 1,
+        )  # fmt: skip
+
+    def unstarted(self):
+        """Returns how many requests of clients that left were cancelled before their prefill ended."""
+        cancelled = self.ours("sluice_legs_total", leg="prefill", outcome="client_gone")
+        return cancelled + self.ours("sluice_admission_ended_total", outcome="client_gone")
 
     def waiting_at_decode(self, body):
         """Sends a request and returns when its prefill has answered and its decode waits in the gate."""

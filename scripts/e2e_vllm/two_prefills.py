@@ -1,6 +1,7 @@
 """A second prefill engine joins: chats return to the engine of their first turn, and one of
 the two engines is killed."""
 
+import concurrent.futures
 import time
 
 import prompts
@@ -42,19 +43,16 @@ class TwoPrefills:
             self.prefills["p2"].stop()
 
     def second_turns(self):
-        chats = []
-        # New prompts are placed at random; chats are added until each engine has two.
-        while len(chats) < 40 and (len(chats) < 6 or min(self.spread(chats).values()) < 2):
-            body = prompts.chat(prompts.text(80))
-            answer = self.router.ask(CHAT, body)
-            body["messages"] += [
-                {"role": "assistant", "content": prompts.said(CHAT, answer)},
-                {"role": "user", "content": "and back?"},
-            ]
-            chats.append((body, answer.headers["X-Sluice-Prefill-Worker"]))
+        # One at a time, new prompts go where they displace nothing: p2's cache is empty.
+        chats = [self.begin() for _ in range(6)]
+        self.report.equal("6 chats begin one at a time, by prefill engine", {"p1": 0, "p2": 6}, self.spread(chats))
+        # Together, they do not wait for each other. Chats are added until each engine has two.
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            while len(chats) < 46 and min(self.spread(chats).values()) < 2:
+                chats += pool.map(lambda _: self.begin(), range(4))
         spread = self.spread(chats)
         self.report.row(
-            f"{len(chats)} chats begin, by prefill engine", "each at least 2", spread, min(spread.values()) >= 2
+            f"{len(chats)} chats, the others four at a time", "each at least 2", spread, min(spread.values()) >= 2
         )
         time.sleep(2)  # for the events of the first turns
         workers, predicted, hit, equal = [], [], [], 0
@@ -71,6 +69,16 @@ class TwoPrefills:
         self.report.row("cached tokens predicted", "above 0 each", predicted, min(predicted) > 0)
         self.report.equal("prefix-cache hits of that engine, by its metrics", predicted, hit)
         self.report.equal("second turns whose text is that of decode alone", len(chats), equal)
+
+    def begin(self):
+        """Runs a chat's first turn. Returns the body of the second turn and the prefill worker."""
+        body = prompts.chat(prompts.text(80))
+        answer = self.router.ask(CHAT, body)
+        body["messages"] += [
+            {"role": "assistant", "content": prompts.said(CHAT, answer)},
+            {"role": "user", "content": "and back?"},
+        ]
+        return body, answer.headers["X-Sluice-Prefill-Worker"]
 
     def spread(self, chats):
         return {name: sum(worker == name for _, worker in chats) for name in self.prefills}
