@@ -146,10 +146,10 @@ func TestPathsAgree(t *testing.T) {
 	cases := pathCases()
 	for _, raw := range cases {
 		if plain, fast := onBothPaths(t, s, []byte(raw)); plain != fast {
-			t.Errorf("to %.300q\nthe plain lane answers %q\nfasthttp's           %q", raw, plain, fast)
+			t.Errorf("to %.300q\nthe fast path answers %q\nfasthttp's           %q", raw, plain, fast)
 		}
 	}
-	t.Logf("reliability 1: %d raw connections, answered alike by both lanes", len(cases))
+	t.Logf("reliability 1: %d raw connections, answered alike by both paths", len(cases))
 }
 
 // A request for the fast path never reaches fasthttp, and its response is complete.
@@ -253,7 +253,7 @@ func FuzzPaths(f *testing.F) {
 			return // only fasthttp parses the target as a URL, and may refuse it
 		}
 		if plain != fast {
-			t.Errorf("to %q\nthe plain lane answers %q\nfasthttp's           %q", raw, plain, fast)
+			t.Errorf("to %q\nthe fast path answers %q\nfasthttp's           %q", raw, plain, fast)
 		}
 	})
 }

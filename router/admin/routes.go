@@ -40,7 +40,7 @@ func init() {
 		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},
 		{"GET", "/admin/v1/transfers", "the tiers of transfer notifications with their state and reason, and the measurements between ranks", false, (*Server).transfers},
 		{"GET", "/admin/v1/sessions", "the sessions in use, how many are active, and the limit of each model; ?limit= newest sessions", false, (*Server).sessions},
-		{"GET", "/admin/v1/queues", "what waits for admission, by lane, class and tenant", false, (*Server).queues},
+		{"GET", "/admin/v1/queues", "what waits for admission, by pool, class and tenant", false, (*Server).queues},
 		{"POST", "/admin/v1/workers/{id}/drain", "stop sending requests to a worker; ?on=false ends the drain", false, (*Server).drain},
 		{"GET", "/admin/v1/explain/{id}", "the explain record of a request", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},

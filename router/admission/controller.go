@@ -17,8 +17,8 @@ type Verdict uint8
 // The verdicts.
 const (
 	Started    Verdict = iota // its rank is reserved
-	NotNow                    // it cannot start now, but others of its lane may
-	NoCapacity                // no request of its lane can start now
+	NotNow                    // it cannot start now, but others of its pool may
+	NoCapacity                // no request of its pool can start now
 )
 
 // Starter starts a waiting request.
@@ -101,18 +101,18 @@ type Controller struct {
 	settings  Settings
 	queue     *Queue
 	running   bool
-	rates     map[string]*rateMeter // by lane
+	rates     map[string]*rateMeter // by pool
 	displaced []*Item
-	lanes     []string // memory of round
+	pools     []string // memory of round
 }
 
 const (
 	// pollInterval is how often the dispatcher looks for capacity that nothing has reported: an engine
 	// has worked off its queue, or a worker has come.
 	pollInterval = 10 * time.Millisecond
-	// maxDeferred bounds how many requests of a lane that cannot start now are passed over in a round.
+	// maxDeferred bounds how many requests of a pool that cannot start now are passed over in a round.
 	maxDeferred = 16
-	// maxRates bounds the number of lanes whose rate is remembered.
+	// maxRates bounds the number of pools whose rate is remembered.
 	maxRates = 1024
 )
 
@@ -134,14 +134,14 @@ func (c *Controller) IsEmpty() bool { return c.waiting.Load() == 0 }
 // Waiting returns the number of waiting requests.
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 
-// IsIdle reports whether no request waits in a lane. It takes a lock only if any lane has one.
-func (c *Controller) IsIdle(lane string) bool {
+// IsIdle reports whether no request waits in a pool. It takes a lock only if any pool has one.
+func (c *Controller) IsIdle(pool string) bool {
 	if c.IsEmpty() {
 		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.queue.lanes[lane] == nil
+	return c.queue.pools[pool] == nil
 }
 
 // Wake makes the dispatcher look for capacity. It never blocks, and does next to nothing if no request
@@ -174,7 +174,7 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 		return 0
 	}
 	rate := 0.0
-	if m := c.rates[w.Item.Lane]; m != nil {
+	if m := c.rates[w.Item.Pool]; m != nil {
 		rate = m.perSecond(c.now())
 	}
 	if rate <= 0 {
@@ -199,7 +199,7 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	w.Forecast = c.forecast(w)
 	w.Item.Waiter, w.Item.Arrived = w, c.now()
 	w.done, w.outcome = make(chan struct{}, 1), Waiting
-	wasIdle := c.queue.lanes[w.Item.Lane] == nil
+	wasIdle := c.queue.pools[w.Item.Pool] == nil
 	var bound Bound
 	c.displaced, bound = c.queue.Push(&w.Item, c.displaced[:0])
 	for i, it := range c.displaced {
@@ -212,7 +212,7 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	}
 	c.waiting.Store(int64(c.queue.Len()))
 	if wasIdle {
-		c.rate(w.Item.Lane).begin(c.now())
+		c.rate(w.Item.Pool).begin(c.now())
 	}
 	start := !c.running
 	c.running = true
@@ -257,8 +257,8 @@ func (c *Controller) Cancel(w *Waiter, outcome Outcome) {
 // end signals the end of a wait. The request has left the queue. Called with mu.
 func (c *Controller) end(w *Waiter, outcome Outcome) {
 	c.waiting.Store(int64(c.queue.Len()))
-	if c.queue.lanes[w.Item.Lane] == nil {
-		if m := c.rates[w.Item.Lane]; m != nil {
+	if c.queue.pools[w.Item.Pool] == nil {
+		if m := c.rates[w.Item.Pool]; m != nil {
 			m.end(c.now())
 		}
 	}
@@ -310,9 +310,9 @@ func (c *Controller) dispatch() {
 func (c *Controller) round() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lanes = c.queue.Lanes(c.lanes)
-	for _, lane := range c.lanes {
-		c.dispatchLane(lane)
+	c.pools = c.queue.Pools(c.pools)
+	for _, pool := range c.pools {
+		c.dispatchPool(pool)
 	}
 	if c.queue.Len() == 0 {
 		c.running = false
@@ -321,19 +321,19 @@ func (c *Controller) round() bool {
 	return true
 }
 
-// dispatchLane starts the requests of a lane in their order. Called with mu, which it releases between
+// dispatchPool starts the requests of a pool in their order. Called with mu, which it releases between
 // two requests, so that arrivals and disconnects need not wait for all of them.
-func (c *Controller) dispatchLane(lane string) {
+func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
 	for deferred := 0; deferred < maxDeferred; {
-		it := c.queue.Next(lane, c.now())
+		it := c.queue.Next(pool, c.now())
 		if it == nil {
 			return
 		}
 		switch it.Waiter.tryStart() {
 		case Started:
 			c.queue.Take(it)
-			c.rate(lane).add(c.now(), it.Cost)
+			c.rate(pool).add(c.now(), it.Cost)
 			c.end(it.Waiter, Dispatched)
 		case NotNow:
 			c.queue.Defer(it)
@@ -346,21 +346,21 @@ func (c *Controller) dispatchLane(lane string) {
 	}
 }
 
-// rate returns the meter of a lane. Called with mu.
-func (c *Controller) rate(lane string) *rateMeter {
-	m := c.rates[lane]
+// rate returns the meter of a pool. Called with mu.
+func (c *Controller) rate(pool string) *rateMeter {
+	m := c.rates[pool]
 	if m == nil {
 		if len(c.rates) >= maxRates {
 			clear(c.rates)
 		}
 		m = &rateMeter{}
 		m.begin(c.now())
-		c.rates[lane] = m
+		c.rates[pool] = m
 	}
 	return m
 }
 
-// rateMeter measures how many tokens a lane dispatches per second while it has waiting requests, over
+// rateMeter measures how many tokens a pool dispatches per second while it has waiting requests, over
 // about the last rateWindow of such time.
 type rateMeter struct {
 	tokens, seconds float64
@@ -423,7 +423,7 @@ type ClassView struct {
 	OldestMS int64         `json:"oldest_ms"`
 }
 
-// Classes returns what waits in each class, in all lanes.
+// Classes returns what waits in each class, in all pools.
 func (c *Controller) Classes() []ClassView {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -441,25 +441,25 @@ func (c *Controller) Classes() []ClassView {
 
 // View is what waits, in flat lists.
 type View struct {
-	Classes []ClassView  `json:"classes"` // in all lanes, the highest first
-	Lanes   []LaneView   `json:"lanes"`
+	Classes []ClassView  `json:"classes"` // in all pools, the highest first
+	Pools   []PoolView   `json:"pools"`
 	Tenants []TenantView `json:"tenants"`
 }
 
-// LaneView is what waits in one lane and class.
-type LaneView struct {
-	Lane     string  `json:"lane"`
+// PoolView is what waits in one pool and class.
+type PoolView struct {
+	Pool     string  `json:"pool"`
 	Class    string  `json:"class"`
 	Requests int     `json:"requests"`
 	Bytes    int64   `json:"bytes"`
 	Tokens   int64   `json:"tokens"`
-	Rate     float64 `json:"tokens_per_second"` // dispatched by the lane while requests waited; 0: not known
+	Rate     float64 `json:"tokens_per_second"` // dispatched by the pool while requests waited; 0: not known
 	Tenants  int     `json:"tenants"`
 }
 
-// TenantView is what waits of one tenant in one lane and class.
+// TenantView is what waits of one tenant in one pool and class.
 type TenantView struct {
-	Lane     string `json:"lane"`
+	Pool     string `json:"pool"`
 	Class    string `json:"class"`
 	Tenant   string `json:"tenant"`
 	Weight   int    `json:"weight"`
@@ -468,29 +468,29 @@ type TenantView struct {
 	Late     int    `json:"late"` // requests that can no longer meet their target
 }
 
-// maxShownTenants bounds the tenants of one lane and class in a View. Those with the most tokens are in
+// maxShownTenants bounds the tenants of one pool and class in a View. Those with the most tokens are in
 // it.
 const maxShownTenants = 32
 
-// View returns what waits, in the order of the lanes' names and of the classes.
+// View returns what waits, in the order of the pools' names and of the classes.
 func (c *Controller) View() View {
-	v := View{Classes: c.Classes(), Lanes: []LaneView{}, Tenants: []TenantView{}}
+	v := View{Classes: c.Classes(), Pools: []PoolView{}, Tenants: []TenantView{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range c.queue.Lanes(nil) {
-		l := c.queue.lanes[name]
+	for _, name := range c.queue.Pools(nil) {
+		l := c.queue.pools[name]
 		for i := range l.classes {
 			k := &l.classes[i]
 			if k.usage.requests == 0 {
 				continue
 			}
-			lane := LaneView{Lane: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, Bytes: k.usage.bytes, Tokens: k.usage.cost}
+			pool := PoolView{Pool: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, Bytes: k.usage.bytes, Tokens: k.usage.cost}
 			if m := c.rates[name]; m != nil {
-				lane.Rate = math.Round(m.perSecond(c.now()))
+				pool.Rate = math.Round(m.perSecond(c.now()))
 			}
-			tenants := k.views(name, lane.Class)
-			lane.Tenants = len(tenants)
-			v.Lanes = append(v.Lanes, lane)
+			tenants := k.views(name, pool.Class)
+			pool.Tenants = len(tenants)
+			v.Pools = append(v.Pools, pool)
 			v.Tenants = append(v.Tenants, tenants[:min(len(tenants), maxShownTenants)]...)
 		}
 	}
@@ -498,10 +498,10 @@ func (c *Controller) View() View {
 }
 
 // views returns the tenants with waiting requests, those with the most tokens first.
-func (k *classQueue) views(lane, class string) (all []TenantView) {
+func (k *classQueue) views(pool, class string) (all []TenantView) {
 	for _, t := range k.tenants {
 		if t.usage.requests > 0 {
-			all = append(all, TenantView{Lane: lane, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, Tokens: t.usage.cost, Late: t.usage.requests - len(t.heap)})
+			all = append(all, TenantView{Pool: pool, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, Tokens: t.usage.cost, Late: t.usage.requests - len(t.heap)})
 		}
 	}
 	slices.SortFunc(all, func(a, b TenantView) int {

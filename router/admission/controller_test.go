@@ -53,7 +53,7 @@ func TestControllerDispatchesAsCapacityComes(t *testing.T) {
 		var mu sync.Mutex
 		var order []string
 		wait := func(name, class string, atMost time.Duration) *Waiter {
-			w := &Waiter{Class: class, Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m", Cost: 100}}
+			w := &Waiter{Class: class, Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m", Cost: 100}}
 			if b := c.Enqueue(w); b != WithinBounds {
 				t.Fatalf("Enqueue returned bound %d", b)
 			}
@@ -72,13 +72,13 @@ func TestControllerDispatchesAsCapacityComes(t *testing.T) {
 		wait("brief", "high", 50*time.Millisecond)
 		wait("high", "high", time.Minute)
 		if c.Waiting() != 5 || c.IsIdle("m") || !c.IsIdle("n") || c.IsEmpty() {
-			t.Errorf("%d wait, lane m idle %v, lane n idle %v; want 5, false, true", c.Waiting(), c.IsIdle("m"), c.IsIdle("n"))
+			t.Errorf("%d wait, pool m idle %v, pool n idle %v; want 5, false, true", c.Waiting(), c.IsIdle("m"), c.IsIdle("n"))
 		}
 		if v := c.Classes(); v[0].Requests != 3 || v[1].Requests != 2 || v[1].Tokens != 200 {
 			t.Errorf("classes %+v; want 3 requests of high and 2 of low with 200 tokens", v)
 		}
-		if v := c.View(); len(v.Lanes) != 2 || v.Lanes[0].Lane != "m" || v.Lanes[0].Class != "high" || v.Lanes[1].Requests != 2 || len(v.Tenants) != 2 || v.Tenants[1].Tokens != 200 {
-			t.Errorf("lanes %+v; want m with classes high and low, and one tenant with 200 tokens", v)
+		if v := c.View(); len(v.Pools) != 2 || v.Pools[0].Pool != "m" || v.Pools[0].Class != "high" || v.Pools[1].Requests != 2 || len(v.Tenants) != 2 || v.Tenants[1].Tokens != 200 {
+			t.Errorf("pools %+v; want m with classes high and low, and one tenant with 200 tokens", v)
 		}
 		c.Cancel(gone, Gone)
 		c.Cancel(gone, Gone)
@@ -108,8 +108,8 @@ func TestDeferredRequestsLetOthersPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
 		var none, free atomic.Int64
-		stuck := &Waiter{Starter: &gate{free: &none, verdict: NotNow}, Item: Item{Lane: "m"}}
-		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+		stuck := &Waiter{Starter: &gate{free: &none, verdict: NotNow}, Item: Item{Pool: "m"}}
+		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m"}}
 		c.Enqueue(stuck)
 		c.Enqueue(other)
 		free.Add(1)
@@ -132,8 +132,8 @@ func TestPanicBelongsToItsRequest(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
 		var free atomic.Int64
 		free.Add(1)
-		faulty := &Waiter{Starter: panicking{}, Item: Item{Lane: "m"}}
-		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+		faulty := &Waiter{Starter: panicking{}, Item: Item{Pool: "m"}}
+		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m"}}
 		c.Enqueue(faulty)
 		c.Enqueue(other)
 		func() {
@@ -156,7 +156,7 @@ func TestForecast(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
 		var free atomic.Int64
 		waiter := func() *Waiter {
-			return &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m", Cost: 100}}
+			return &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m", Cost: 100}}
 		}
 		var wg sync.WaitGroup
 		enqueue := func() {
@@ -195,7 +195,7 @@ func TestReloadWithWaitingRequests(t *testing.T) {
 		var free atomic.Int64
 		var displaced, dispatched atomic.Int64
 		for i := range 10 {
-			w := &Waiter{Class: string("ab"[i%2]), Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Lane: "m"}}
+			w := &Waiter{Class: string("ab"[i%2]), Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m"}}
 			c.Enqueue(w)
 			go func() {
 				switch c.Wait(w, time.Minute) {
@@ -236,7 +236,7 @@ func TestControllerConcurrently(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 7))
 			for range requests {
 				w := &Waiter{Class: string("abcd"[rng.IntN(4)]), Starter: &gate{free: &free, verdict: Verdict(1 + rng.IntN(2))},
-					Item: Item{Lane: string("xy"[rng.IntN(2)]), Tenant: string("pqr"[rng.IntN(3)]), Cost: rng.Int64N(100), Due: rng.Int64N(1e9), Firm: rng.IntN(2) == 0}}
+					Item: Item{Pool: string("xy"[rng.IntN(2)]), Tenant: string("pqr"[rng.IntN(3)]), Cost: rng.Int64N(100), Due: rng.Int64N(1e9), Firm: rng.IntN(2) == 0}}
 				if c.Enqueue(w) != WithinBounds {
 					refused.Add(1)
 					continue

@@ -1,7 +1,7 @@
 // Package admission holds requests while no rank can start them soon, and decides their order.
 //
-// [Queue] is a plain data structure without a clock, goroutines or locks. Its requests are in lanes,
-// one for each set of ranks that requests compete for. Within a lane the order is decided in three
+// [Queue] is a plain data structure without a clock, goroutines or locks. Its requests are in queues,
+// one for each pool of ranks that requests compete for. Within a pool the order is decided in three
 // steps:
 //
 //   - Between priority classes it is strict: the highest class with a waiting request goes first. A class

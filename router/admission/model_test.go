@@ -18,8 +18,8 @@ type model struct {
 	late     map[*Item]int
 	lateness int
 	deferred map[*Item]bool
-	credit   map[string][]float64 // by lane
-	// served is what each tenant of a lane and class was given, by weight, since it and its rivals
+	credit   map[string][]float64 // by pool
+	// served is what each tenant of a pool and class was given, by weight, since it and its rivals
 	// all have had requests without a break.
 	served map[string]map[string]float64
 	// spread is the largest fair difference in served.
@@ -30,11 +30,11 @@ func newModel(t testing.TB, classes []Class) *model {
 	return &model{t: t, classes: classes, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}}
 }
 
-func (m *model) creditOf(lane string) []float64 {
-	if m.credit[lane] == nil {
-		m.credit[lane] = make([]float64, len(m.classes))
+func (m *model) creditOf(pool string) []float64 {
+	if m.credit[pool] == nil {
+		m.credit[pool] = make([]float64, len(m.classes))
 	}
-	return m.credit[lane]
+	return m.credit[pool]
 }
 
 func (m *model) count(is func(*Item) bool) (n int) {
@@ -46,19 +46,19 @@ func (m *model) count(is func(*Item) bool) (n int) {
 	return n
 }
 
-func (m *model) ready(lane string, class int) bool {
-	return m.count(func(it *Item) bool { return it.Lane == lane && it.Class == class && !m.deferred[it] }) > 0
+func (m *model) ready(pool string, class int) bool {
+	return m.count(func(it *Item) bool { return it.Pool == pool && it.Class == class && !m.deferred[it] }) > 0
 }
 
 // class returns the class that goes first, -1 if nothing can.
-func (m *model) class(lane string) int {
+func (m *model) class(pool string) int {
 	for i := len(m.classes) - 1; i >= 0; i-- {
-		if m.classes[i].MinShare > 0 && m.creditOf(lane)[i] > 0 && m.ready(lane, i) {
+		if m.classes[i].MinShare > 0 && m.creditOf(pool)[i] > 0 && m.ready(pool, i) {
 			return i
 		}
 	}
 	for i := range m.classes {
-		if m.ready(lane, i) {
+		if m.ready(pool, i) {
 			return i
 		}
 	}
@@ -66,9 +66,9 @@ func (m *model) class(lane string) int {
 }
 
 // head returns the request of a tenant that goes first.
-func (m *model) head(lane string, class int, tenant string, now int64) (head *Item) {
+func (m *model) head(pool string, class int, tenant string, now int64) (head *Item) {
 	for _, it := range m.items {
-		if it.Lane != lane || it.Class != class || it.Tenant != tenant || m.deferred[it] {
+		if it.Pool != pool || it.Class != class || it.Tenant != tenant || m.deferred[it] {
 			continue
 		}
 		if head == nil || m.less(it, head, now) {
@@ -96,26 +96,26 @@ func (m *model) less(a, b *Item, now int64) bool {
 }
 
 // next checks what the Queue returned.
-func (m *model) next(q *Queue, lane string, now int64) *Item {
-	got := q.Next(lane, now)
-	class := m.class(lane)
+func (m *model) next(q *Queue, pool string, now int64) *Item {
+	got := q.Next(pool, now)
+	class := m.class(pool)
 	if class < 0 {
 		if got != nil {
-			m.t.Fatalf("lane %s: Next returned a request; want none, nothing is ready", lane)
+			m.t.Fatalf("pool %s: Next returned a request; want none, nothing is ready", pool)
 		}
 		return nil
 	}
 	if got == nil || got.Class != class {
-		m.t.Fatalf("lane %s: Next returned %s; want one of class %d", lane, show(got), class)
+		m.t.Fatalf("pool %s: Next returned %s; want one of class %d", pool, show(got), class)
 	}
-	if want := m.head(lane, class, got.Tenant, now); want != got {
-		m.t.Fatalf("lane %s: Next returned %s; want %s of this tenant", lane, show(got), show(want))
+	if want := m.head(pool, class, got.Tenant, now); want != got {
+		m.t.Fatalf("pool %s: Next returned %s; want %s of this tenant", pool, show(got), show(want))
 	}
 	// What the Queue found late stays late, in this order.
 	for it := got.tenant.late; it != nil; it = it.next {
 		if m.late[it] == 0 {
 			if !m.isLate(it, now) {
-				m.t.Fatalf("lane %s: %s is late at %d; want it on time", lane, show(it), now)
+				m.t.Fatalf("pool %s: %s is late at %d; want it on time", pool, show(it), now)
 			}
 			m.lateness++
 			m.late[it] = m.lateness
@@ -125,15 +125,15 @@ func (m *model) next(q *Queue, lane string, now int64) *Item {
 }
 
 func (m *model) take(it *Item) {
-	credit, higher := m.creditOf(it.Lane), false
+	credit, higher := m.creditOf(it.Pool), false
 	for i, class := range m.classes {
-		if class.MinShare > 0 && m.ready(it.Lane, i) && (i != it.Class || higher) {
+		if class.MinShare > 0 && m.ready(it.Pool, i) && (i != it.Class || higher) {
 			credit[i] += class.MinShare * float64(it.Cost)
 			if i == it.Class {
 				credit[i] -= float64(it.Cost)
 			}
 		}
-		higher = higher || m.ready(it.Lane, i)
+		higher = higher || m.ready(it.Pool, i)
 	}
 	m.account(it)
 	m.remove(it)
@@ -142,7 +142,7 @@ func (m *model) take(it *Item) {
 // account checks that the tenants which have had requests since the last change of their set were given
 // equal parts, by weight.
 func (m *model) account(it *Item) {
-	key := fmt.Sprint(it.Lane, it.Class)
+	key := fmt.Sprint(it.Pool, it.Class)
 	served := m.served[key]
 	if served == nil {
 		served = map[string]float64{}
@@ -151,23 +151,23 @@ func (m *model) account(it *Item) {
 	served[it.Tenant] += float64(it.Cost) / float64(it.Weight)
 	least, most := math.Inf(1), 0.0
 	for _, other := range m.items {
-		if other.Lane == it.Lane && other.Class == it.Class {
+		if other.Pool == it.Pool && other.Class == it.Class {
 			least, most = min(least, served[other.Tenant]), max(most, served[other.Tenant])
 		}
 	}
 	// A tenant may be a turn and a request ahead, and another a turn and a request behind.
 	if bound := 4 * m.spread[key]; most-least > bound {
-		m.t.Fatalf("lane %s, class %d: one tenant was given %.0f tokens by weight, another that waited as long %.0f; want at most %.0f apart", it.Lane, it.Class, most, least, bound)
+		m.t.Fatalf("pool %s, class %d: one tenant was given %.0f tokens by weight, another that waited as long %.0f; want at most %.0f apart", it.Pool, it.Class, most, least, bound)
 	}
 }
 
-// changed starts the accounts of a lane and class again: a tenant came or went, or was deferred.
-func (m *model) changed(it *Item) { m.served[fmt.Sprint(it.Lane, it.Class)] = nil }
+// changed starts the accounts of a pool and class again: a tenant came or went, or was deferred.
+func (m *model) changed(it *Item) { m.served[fmt.Sprint(it.Pool, it.Class)] = nil }
 
 func (m *model) push(it *Item) {
-	key := fmt.Sprint(it.Lane, it.Class)
+	key := fmt.Sprint(it.Pool, it.Class)
 	m.spread[key] = max(m.spread[key], float64(it.Cost))
-	if m.head(it.Lane, it.Class, it.Tenant, 0) == nil {
+	if m.head(it.Pool, it.Class, it.Tenant, 0) == nil {
 		m.changed(it)
 	}
 	m.items = append(m.items, it)
@@ -182,12 +182,12 @@ func (m *model) remove(it *Item) {
 	}
 	delete(m.late, it)
 	delete(m.deferred, it)
-	lane, class, tenant := it.Lane, it.Class, it.Tenant
-	if m.count(func(o *Item) bool { return o.Lane == lane && o.Class == class && o.Tenant == tenant }) == 0 {
+	pool, class, tenant := it.Pool, it.Class, it.Tenant
+	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == tenant }) == 0 {
 		m.changed(it)
 	}
-	if m.count(func(o *Item) bool { return o.Lane == lane && o.Class == class }) == 0 {
-		m.creditOf(lane)[class] = 0
+	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class }) == 0 {
+		m.creditOf(pool)[class] = 0
 	}
 }
 
@@ -195,24 +195,24 @@ func show(it *Item) string {
 	if it == nil {
 		return "nothing"
 	}
-	return fmt.Sprintf("request %d (lane %s, class %d, tenant %s, due %d)", it.seq, it.Lane, it.Class, it.Tenant, it.Due)
+	return fmt.Sprintf("request %d (pool %s, class %d, tenant %s, due %d)", it.seq, it.Pool, it.Class, it.Tenant, it.Due)
 }
 
 // check compares the contents and the counts.
 func (m *model) check(q *Queue) {
 	var bytes int64
 	perClass := make([]usage, len(m.classes))
-	lanes := map[string]bool{}
+	pools := map[string]bool{}
 	for _, it := range m.items {
 		if !it.IsQueued() {
 			m.t.Fatalf("%s is not in the queue", show(it))
 		}
 		bytes += it.Bytes
 		perClass[it.Class].add(it)
-		lanes[it.Lane] = true
+		pools[it.Pool] = true
 	}
-	if q.Len() != len(m.items) || q.Bytes() != bytes || len(q.lanes) != len(lanes) {
-		m.t.Fatalf("%d requests, %d bytes, %d lanes; want %d, %d, %d", q.Len(), q.Bytes(), len(q.lanes), len(m.items), bytes, len(lanes))
+	if q.Len() != len(m.items) || q.Bytes() != bytes || len(q.pools) != len(pools) {
+		m.t.Fatalf("%d requests, %d bytes, %d pools; want %d, %d, %d", q.Len(), q.Bytes(), len(q.pools), len(m.items), bytes, len(pools))
 	}
 	oldest := make([]*Item, len(m.classes))
 	for _, it := range m.items {
@@ -255,15 +255,15 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 	q, m := NewQueue(classes, limits), newModel(t, classes)
 	weights := map[string]int{"a": 1, "b": 1 + rng.IntN(4), "c": 1}
 	now := int64(0)
-	lanes := []string{"x", "y"}[:1+rng.IntN(2)]
+	pools := []string{"x", "y"}[:1+rng.IntN(2)]
 	var displaced []*Item
 	for range steps {
 		now += int64(rng.IntN(3))
-		lane := lanes[rng.IntN(len(lanes))]
+		pool := pools[rng.IntN(len(pools))]
 		switch op := rng.IntN(10); {
 		case op < 5:
 			tenant := string("abc"[rng.IntN(3)])
-			it := &Item{Lane: lane, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
+			it := &Item{Pool: pool, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
 			if rng.IntN(8) == 0 {
 				it.Cost *= 20
 			}
@@ -286,8 +286,8 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 				t.Fatalf("a bound is exceeded: %d requests, %d bytes", q.Len(), q.Bytes())
 			}
 		case op < 8:
-			if it := m.next(q, lane, now); it != nil {
-				if again := q.Next(lane, now); again != it {
+			if it := m.next(q, pool, now); it != nil {
+				if again := q.Next(pool, now); again != it {
 					t.Fatalf("Next returned %s, then %s", show(it), show(again))
 				}
 				q.Take(it)
@@ -302,7 +302,7 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 			}
 		default: // a round in which some cannot start
 			for range 1 + rng.IntN(4) {
-				it := m.next(q, lane, now)
+				it := m.next(q, pool, now)
 				if it == nil {
 					break
 				}
@@ -340,8 +340,8 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 		}
 		return
 	}
-	for _, lane := range lanes {
-		for it := m.next(q, lane, now); it != nil; it = m.next(q, lane, now) {
+	for _, pool := range pools {
+		for it := m.next(q, pool, now); it != nil; it = m.next(q, pool, now) {
 			q.Take(it)
 			m.take(it)
 		}

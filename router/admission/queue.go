@@ -20,7 +20,7 @@ type Class struct {
 type Limits struct {
 	MaxRequests int
 	MaxBytes    int64
-	// MaxTenants bounds the tenants of a class in a lane that have a turn of their own; the others
+	// MaxTenants bounds the tenants of a class in a pool that have a turn of their own; the others
 	// share the turn of the tenant Overflow.
 	MaxTenants int
 }
@@ -31,7 +31,7 @@ const Overflow = "other"
 // Item is one waiting request. The caller sets the exported fields before Push and leaves them alone
 // until the Item has left the Queue. Its zero value besides these is ready for use.
 type Item struct {
-	Lane   string
+	Pool   string
 	Class  int // index of the class
 	Tenant string
 	Weight int   // of the tenant; below 1: 1. The last Item of a tenant decides.
@@ -47,16 +47,16 @@ type Item struct {
 	// Waiter is the caller's.
 	Waiter *Waiter
 
-	lane     *lane
+	queue    *poolQueue
 	tenant   *tenant
 	seq      uint64 // order of arrival
-	lateSeq  uint64 // order in which the lane's requests became late; 0: it is not late
+	lateSeq  uint64 // order in which the pool's requests became late; 0: it is not late
 	index    int    // in the tenant's heap
 	state    itemState
 	deferred bool
 	prev     *Item // of the tenant's late requests
 	next     *Item
-	older    *Item // of the class, in all lanes
+	older    *Item // of the class, in all pools
 	newer    *Item
 }
 
@@ -94,7 +94,7 @@ func (u *usage) remove(it *Item) {
 type Queue struct {
 	classes  []Class
 	limits   Limits
-	lanes    map[string]*lane
+	pools    map[string]*poolQueue
 	total    usage
 	perClass []usage
 	ages     []ageList // by class
@@ -104,7 +104,7 @@ type Queue struct {
 
 // NewQueue returns an empty Queue. classes are in order, the highest first, and there is at least one.
 func NewQueue(classes []Class, limits Limits) *Queue {
-	return &Queue{classes: slices.Clone(classes), limits: limits, lanes: map[string]*lane{}, perClass: make([]usage, len(classes)), ages: make([]ageList, len(classes))}
+	return &Queue{classes: slices.Clone(classes), limits: limits, pools: map[string]*poolQueue{}, perClass: make([]usage, len(classes)), ages: make([]ageList, len(classes))}
 }
 
 // ageList has the requests of a class in the order of arrival.
@@ -190,7 +190,7 @@ func (q *Queue) exceeded(it *Item) Bound {
 
 // Push adds a request. If a bound is reached, requests that have a smaller claim leave the queue, and
 // are appended to displaced: those of lower classes, and then those of tenants of the same class and
-// lane that have more waiting than the request's own. If none has, bound says why the request was not
+// pool that have more waiting than the request's own. If none has, bound says why the request was not
 // added; then nothing is displaced.
 func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
 	it.Cost, it.Weight = max(it.Cost, 1), max(it.Weight, 1)
@@ -218,12 +218,12 @@ func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
 // maxDisplaced bounds how many requests one request may displace.
 const maxDisplaced = 16
 
-// insert puts an Item with a sequence number into its lane.
+// insert puts an Item with a sequence number into its pool.
 func (q *Queue) insert(it *Item) {
-	l := q.lanes[it.Lane]
+	l := q.pools[it.Pool]
 	if l == nil {
-		l = newLane(it.Lane, len(q.classes))
-		q.lanes[it.Lane] = l
+		l = newPoolQueue(it.Pool, len(q.classes))
+		q.pools[it.Pool] = l
 	}
 	l.insert(it, q.limits.MaxTenants)
 	q.total.add(it)
@@ -249,34 +249,34 @@ func (q *Queue) withdraw(it *Item) {
 	}
 	q.total.remove(it)
 	q.perClass[it.Class].remove(it)
-	it.lane.usage.remove(it)
-	it.lane.classes[it.Class].withdraw(it)
+	it.queue.usage.remove(it)
+	it.queue.classes[it.Class].withdraw(it)
 }
 
 // restore puts a withdrawn request back as if nothing had happened.
 func (q *Queue) restore(it *Item) {
 	q.total.add(it)
 	q.perClass[it.Class].add(it)
-	it.lane.usage.add(it)
-	it.lane.classes[it.Class].restore(it)
+	it.queue.usage.add(it)
+	it.queue.classes[it.Class].restore(it)
 }
 
 // settle ends the removal of a withdrawn request: what has no request any more is forgotten.
 func (q *Queue) settle(it *Item) {
-	l, t := it.lane, it.tenant
+	l, t := it.queue, it.tenant
 	q.ages[it.Class].remove(it)
 	l.classes[it.Class].settle(t)
-	it.lane, it.tenant = nil, nil
+	it.queue, it.tenant = nil, nil
 	if l.usage.requests == 0 {
-		delete(q.lanes, l.name)
+		delete(q.pools, l.name)
 	}
 }
 
-// Next returns the request of a lane that is to be dispatched next, nil if none waits or all are
+// Next returns the request of a pool that is to be dispatched next, nil if none waits or all are
 // deferred. now decides which requests are late. Until the Queue changes, it returns the same request
 // again.
 func (q *Queue) Next(name string, now int64) *Item {
-	l := q.lanes[name]
+	l := q.pools[name]
 	if l == nil {
 		return nil
 	}
@@ -286,18 +286,18 @@ func (q *Queue) Next(name string, now int64) *Item {
 // Take removes a request that Next returned because it was dispatched, and charges its tenant and its
 // class.
 func (q *Queue) Take(it *Item) {
-	it.lane.charge(q.classes, it)
+	it.queue.charge(q.classes, it)
 	it.tenant.deficit -= it.Cost
 	q.withdraw(it)
 	q.settle(it)
 }
 
 // Defer sets a request that Next returned aside until EndRound, because it cannot start now although
-// others of its lane may. It keeps its place.
+// others of its pool may. It keeps its place.
 func (q *Queue) Defer(it *Item) {
 	it.tenant.unlink(it)
 	it.state, it.deferred = idle, true
-	it.lane.classes[it.Class].updateReady(it.tenant)
+	it.queue.classes[it.Class].updateReady(it.tenant)
 	q.deferred = append(q.deferred, it)
 }
 
@@ -307,7 +307,7 @@ func (q *Queue) EndRound() {
 		if it.deferred {
 			it.deferred = false
 			it.tenant.link(it)
-			it.lane.classes[it.Class].updateReady(it.tenant)
+			it.queue.classes[it.Class].updateReady(it.tenant)
 		}
 		q.deferred[i] = nil
 	}
@@ -322,13 +322,13 @@ func (q *Queue) victim(it *Item, bound Bound) *Item {
 			if q.perClass[class].requests == 0 {
 				continue
 			}
-			if t := q.longest(class, it.Lane); t != nil {
+			if t := q.longest(class, it.Pool); t != nil {
 				return t.worst()
 			}
 		}
 	}
 	own := int64(0)
-	l := q.lanes[it.Lane]
+	l := q.pools[it.Pool]
 	if l == nil {
 		return nil
 	}
@@ -346,26 +346,26 @@ func (q *Queue) victim(it *Item, bound Bound) *Item {
 	return nil
 }
 
-// longest returns the tenant of a class with the most waiting tokens: of the preferred lane, else of any.
+// longest returns the tenant of a class with the most waiting tokens: of the preferred pool, else of any.
 func (q *Queue) longest(class int, preferred string) *tenant {
-	if l := q.lanes[preferred]; l != nil && l.classes[class].usage.requests > 0 {
+	if l := q.pools[preferred]; l != nil && l.classes[class].usage.requests > 0 {
 		if t := l.classes[class].longest(); t != nil {
 			return t
 		}
 	}
 	var best *tenant
-	for _, l := range q.lanes {
-		if t := l.classes[class].longest(); t != nil && (best == nil || t.usage.cost > best.usage.cost || t.usage.cost == best.usage.cost && l.name < best.laneName) {
+	for _, l := range q.pools {
+		if t := l.classes[class].longest(); t != nil && (best == nil || t.usage.cost > best.usage.cost || t.usage.cost == best.usage.cost && l.name < best.poolName) {
 			best = t
 		}
 	}
 	return best
 }
 
-// Lanes returns the names of the lanes that have waiting requests, sorted.
-func (q *Queue) Lanes(into []string) []string {
+// Pools returns the names of the pools that have waiting requests, sorted.
+func (q *Queue) Pools(into []string) []string {
 	into = into[:0]
-	for name := range q.lanes {
+	for name := range q.pools {
 		into = append(into, name)
 	}
 	slices.Sort(into)
@@ -376,7 +376,7 @@ func (q *Queue) Lanes(into []string) []string {
 func (q *Queue) Drain() []*Item {
 	q.EndRound()
 	var all []*Item
-	for _, l := range q.lanes {
+	for _, l := range q.pools {
 		for i := range l.classes {
 			for _, t := range l.classes[i].tenants {
 				all = append(all, t.heap...)
@@ -396,7 +396,7 @@ func (q *Queue) Drain() []*Item {
 // Ahead estimates how many tokens are dispatched before a request that would be pushed now: all of
 // the higher classes, its own tenant's, and the turns that other tenants of its class have meanwhile.
 func (q *Queue) Ahead(it *Item) int64 {
-	l := q.lanes[it.Lane]
+	l := q.pools[it.Pool]
 	if l == nil {
 		return 0
 	}

@@ -17,7 +17,7 @@ func push(t testing.TB, q *Queue, it *Item) *Item {
 	return it
 }
 
-// serve dispatches from a lane, and calls refill after each request, until it has dispatched that many tokens. It returns
+// serve dispatches from a pool, and calls refill after each request, until it has dispatched that many tokens. It returns
 // the tokens by tenant and by class.
 func serve(q *Queue, tokens int64, refill func(it *Item)) (tenants map[string]int64, classes map[int]int64) {
 	tenants, classes = map[string]int64{}, map[int]int64{}
@@ -40,7 +40,7 @@ func TestTenantsByWeight(t *testing.T) {
 	weights := map[string]int{"small": 1, "large": 1, "many": 1, "heavy": 3}
 	costs := map[string]int64{"small": 100, "large": 9000, "many": 500, "heavy": 800}
 	add := func(tenant string) {
-		push(t, q, &Item{Lane: "m", Tenant: tenant, Weight: weights[tenant], Cost: costs[tenant]/2 + rng.Int64N(costs[tenant])})
+		push(t, q, &Item{Pool: "m", Tenant: tenant, Weight: weights[tenant], Cost: costs[tenant]/2 + rng.Int64N(costs[tenant])})
 	}
 	for tenant := range weights {
 		for range 20 {
@@ -70,11 +70,11 @@ func TestTenantsByWeight(t *testing.T) {
 func TestDebtOutlivesRequests(t *testing.T) {
 	q := NewQueue(make([]Class, 1), Limits{})
 	for range 50 {
-		push(t, q, &Item{Lane: "m", Tenant: "steady", Cost: 100})
+		push(t, q, &Item{Pool: "m", Tenant: "steady", Cost: 100})
 	}
-	push(t, q, &Item{Lane: "m", Tenant: "large", Cost: 10_000})
+	push(t, q, &Item{Pool: "m", Tenant: "large", Cost: 10_000})
 	got, _ := serve(q, 1_000_000, func(it *Item) {
-		push(t, q, &Item{Lane: "m", Tenant: it.Tenant, Cost: it.Cost})
+		push(t, q, &Item{Pool: "m", Tenant: it.Tenant, Cost: it.Cost})
 	})
 	if share := float64(got["large"]) / 1_000_000; share < 0.45 || share > 0.55 {
 		t.Errorf("the tenant with one request at a time was given %.0f %% of the tokens; want half", 100*share)
@@ -84,7 +84,7 @@ func TestDebtOutlivesRequests(t *testing.T) {
 // The highest class goes first, and a lower one with a minimum share is given that share.
 func TestMinimumShare(t *testing.T) {
 	q := NewQueue([]Class{{Name: "high"}, {Name: "middle"}, {Name: "low", MinShare: 0.1}}, Limits{})
-	add := func(class int) { push(t, q, &Item{Lane: "m", Class: class, Cost: int64(100 * (1 + class))}) }
+	add := func(class int) { push(t, q, &Item{Pool: "m", Class: class, Cost: int64(100 * (1 + class))}) }
 	for class := range 3 {
 		for range 5 {
 			add(class)
@@ -121,9 +121,9 @@ func TestLateRequestsGoBehind(t *testing.T) {
 	q := NewQueue(make([]Class, 1), Limits{})
 	var got []int64
 	for _, due := range []int64{50, 10, 90, 20, 70} {
-		push(t, q, &Item{Lane: "m", Due: due, Firm: true, Bytes: due})
+		push(t, q, &Item{Pool: "m", Due: due, Firm: true, Bytes: due})
 	}
-	push(t, q, &Item{Lane: "m", Due: 15, Bytes: 15}) // has no target: it is never late
+	push(t, q, &Item{Pool: "m", Due: 15, Bytes: 15}) // has no target: it is never late
 	for now := int64(40); q.Len() > 0; now++ {
 		it := q.Next("m", now)
 		got = append(got, it.Bytes)
@@ -137,9 +137,9 @@ func TestLateRequestsGoBehind(t *testing.T) {
 func TestTenantTableIsBounded(t *testing.T) {
 	q := NewQueue(make([]Class, 1), Limits{MaxTenants: 10})
 	for i := range 1000 {
-		push(t, q, &Item{Lane: "m", Tenant: fmt.Sprint("t", i), Cost: 10})
+		push(t, q, &Item{Pool: "m", Tenant: fmt.Sprint("t", i), Cost: 10})
 	}
-	if n := len(q.lanes["m"].classes[0].tenants); n != 11 {
+	if n := len(q.pools["m"].classes[0].tenants); n != 11 {
 		t.Errorf("1,000 tenants have %d turns; want 10 and one for the others", n)
 	}
 	got, _ := serve(q, 110, func(it *Item) {})
@@ -154,18 +154,18 @@ func TestTenantTableIsBounded(t *testing.T) {
 func TestDisplacement(t *testing.T) {
 	q := NewQueue(make([]Class, 2), Limits{MaxRequests: 10})
 	for i := range 10 {
-		push(t, q, &Item{Lane: "m", Class: 1, Tenant: "flood", Cost: 100, Due: int64(i)})
+		push(t, q, &Item{Pool: "m", Class: 1, Tenant: "flood", Cost: 100, Due: int64(i)})
 	}
 	for _, c := range []struct {
 		it      Item
 		bound   Bound
 		leaving int64 // Due of the displaced request, -1: none
 	}{
-		{Item{Lane: "m", Class: 1, Tenant: "flood", Cost: 100}, AllRequests, -1},
-		{Item{Lane: "m", Class: 1, Tenant: "other", Cost: 100}, WithinBounds, 9},
-		{Item{Lane: "m", Class: 0, Tenant: "any", Cost: 100}, WithinBounds, 8},
-		{Item{Lane: "elsewhere", Class: 0, Cost: 1}, WithinBounds, 7},
-		{Item{Lane: "elsewhere", Class: 1, Cost: 1}, AllRequests, -1},
+		{Item{Pool: "m", Class: 1, Tenant: "flood", Cost: 100}, AllRequests, -1},
+		{Item{Pool: "m", Class: 1, Tenant: "other", Cost: 100}, WithinBounds, 9},
+		{Item{Pool: "m", Class: 0, Tenant: "any", Cost: 100}, WithinBounds, 8},
+		{Item{Pool: "elsewhere", Class: 0, Cost: 1}, WithinBounds, 7},
+		{Item{Pool: "elsewhere", Class: 1, Cost: 1}, AllRequests, -1},
 	} {
 		it := c.it
 		displaced, bound := q.Push(&it, nil)
@@ -184,9 +184,9 @@ func TestAhead(t *testing.T) {
 	for range 200 {
 		q := NewQueue([]Class{{}, {}}, Limits{})
 		for range 300 {
-			push(t, q, &Item{Lane: "m", Class: rng.IntN(2), Tenant: string("abcd"[rng.IntN(4)]), Cost: 80 + rng.Int64N(40)})
+			push(t, q, &Item{Pool: "m", Class: rng.IntN(2), Tenant: string("abcd"[rng.IntN(4)]), Cost: 80 + rng.Int64N(40)})
 		}
-		it := &Item{Lane: "m", Class: rng.IntN(2), Tenant: string("abcde"[rng.IntN(5)]), Cost: 100}
+		it := &Item{Pool: "m", Class: rng.IntN(2), Tenant: string("abcde"[rng.IntN(5)]), Cost: 100}
 		it.Due = math.MaxInt64 // behind its tenant's others
 		estimate := q.Ahead(it)
 		push(t, q, it)
@@ -220,7 +220,7 @@ func BenchmarkQueue(b *testing.B) {
 	items := make([]Item, waiting)
 	free := make([]*Item, 0, waiting)
 	set := func(it *Item, now int64) {
-		*it = Item{Lane: "m", Class: rng.IntN(3), Tenant: tenants[rng.IntN(len(tenants))], Cost: 100 + rng.Int64N(4000), Due: now + rng.Int64N(1_000_000), Firm: true}
+		*it = Item{Pool: "m", Class: rng.IntN(3), Tenant: tenants[rng.IntN(len(tenants))], Cost: 100 + rng.Int64N(4000), Due: now + rng.Int64N(1_000_000), Firm: true}
 	}
 	for i := range items {
 		set(&items[i], 0)

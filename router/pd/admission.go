@@ -31,7 +31,7 @@ func (q *request) awaitAdmission() bool {
 		return true
 	}
 	w := q.newWaiter()
-	if c.IsIdle(w.Item.Lane) && q.hasCapacity() {
+	if c.IsIdle(w.Item.Pool) && q.hasCapacity() {
 		return true
 	}
 	return q.enqueue(w)
@@ -66,12 +66,12 @@ func (q *request) waitsForAdmission() bool {
 
 // newWaiter returns the request as one that waits.
 func (q *request) newWaiter() *admission.Waiter {
-	lane := q.pool.Model
+	pool := q.pool.Model
 	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
-		lane = r.Worker.Info().Base // adapters of a model compete for its ranks
+		pool = r.Worker.Info().Base // adapters of a model compete for its ranks
 	}
 	if q.plan.Family != nil {
-		lane += " prefill"
+		pool += " prefill"
 	}
 	q.lookedUp = time.Now()
 	w := &admission.Waiter{Class: q.class.Name, Starter: q}
@@ -80,7 +80,7 @@ func (q *request) newWaiter() *admission.Waiter {
 		output = schedule.ExpectedOutput(q.newQuery(schedule.WholeLeg, nil).MaxTokens)
 	}
 	rank, todo := q.expectedWork()
-	w.Item = admission.Item{Lane: lane, Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
+	w.Item = admission.Item{Pool: pool, Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
 	q.setDue(w, rank, todo, output)
 	return w
 }
@@ -311,7 +311,7 @@ func (q *request) TryStart() admission.Verdict {
 // overlapAge is how old the look-up of a waiting request's prefix may be when its rank is chosen.
 const overlapAge = 200 * time.Millisecond
 
-// isRestricted reports whether the request may use fewer ranks than others of its lane.
+// isRestricted reports whether the request may use fewer ranks than others of its pool.
 func (q *request) isRestricted() bool {
 	s := &q.steering
 	return s.stored != nil || len(s.workers) > 0 || len(s.allowed) > 0 || len(s.labels) > 0

@@ -1,26 +1,26 @@
 package admission
 
-// lane holds the requests that compete for the same ranks.
-type lane struct {
+// poolQueue holds the requests that compete for the same ranks: those of a base model, with two legs or with one.
+type poolQueue struct {
 	name    string
 	classes []classQueue
 	usage   usage
 	lateSeq uint64
 }
 
-func newLane(name string, classes int) *lane {
-	l := &lane{name: name, classes: make([]classQueue, classes)}
+func newPoolQueue(name string, classes int) *poolQueue {
+	l := &poolQueue{name: name, classes: make([]classQueue, classes)}
 	for i := range l.classes {
 		l.classes[i].tenants = map[string]*tenant{}
 	}
 	return l
 }
 
-func (l *lane) insert(it *Item, maxTenants int) {
+func (l *poolQueue) insert(it *Item, maxTenants int) {
 	k := &l.classes[it.Class]
 	t := k.tenantFor(it, maxTenants)
-	t.laneName = l.name
-	it.lane, it.tenant = l, t
+	t.poolName = l.name
+	it.queue, it.tenant = l, t
 	t.usage.add(it)
 	t.link(it)
 	k.usage.add(it)
@@ -29,7 +29,7 @@ func (l *lane) insert(it *Item, maxTenants int) {
 }
 
 // next returns the head of the class whose turn it is.
-func (l *lane) next(classes []Class, now int64) *Item {
+func (l *poolQueue) next(classes []Class, now int64) *Item {
 	for i := len(l.classes) - 1; i >= 0; i-- {
 		if k := &l.classes[i]; classes[i].MinShare > 0 && k.credit > 0 && k.ready > 0 {
 			return k.next(now)
@@ -45,7 +45,7 @@ func (l *lane) next(classes []Class, now int64) *Item {
 
 // charge accounts a dispatch for the minimum shares. Every class that waits receives its share of the
 // tokens. A class that goes first although a higher one waits pays for it from its credit.
-func (l *lane) charge(classes []Class, it *Item) {
+func (l *poolQueue) charge(classes []Class, it *Item) {
 	outOfOrder := false
 	for i := range l.classes {
 		k := &l.classes[i]
@@ -59,7 +59,7 @@ func (l *lane) charge(classes []Class, it *Item) {
 	}
 }
 
-// classQueue holds the requests of one class in one lane. Its tenants are in a ring; the cursor is the one
+// classQueue holds the requests of one class in one pool. Its tenants are in a ring; the cursor is the one
 // whose turn it is. Tenants without requests stay in the ring while they are in debt, so that leaving
 // and coming back does not cancel it.
 type classQueue struct {
@@ -71,10 +71,10 @@ type classQueue struct {
 	credit  float64
 }
 
-// tenant holds the requests of one tenant in one class of a lane.
+// tenant holds the requests of one tenant in one class of a pool.
 type tenant struct {
 	name     string
-	laneName string
+	poolName string
 	weight   int
 	deficit  int64 // tokens that it may still use in this turn; negative: debt
 	usage    usage
@@ -276,8 +276,8 @@ func (t *tenant) head(now int64) *Item {
 			return it
 		}
 		t.unlink(it)
-		it.lane.lateSeq++
-		it.lateSeq = it.lane.lateSeq
+		it.queue.lateSeq++
+		it.lateSeq = it.queue.lateSeq
 		t.linkLate(it)
 	}
 	return t.late
