@@ -75,6 +75,21 @@ func dataLines(t *testing.T, path string) func(yield func(string) bool) {
 	}
 }
 
+// TestCheckDoesNotWrite: the text of one URL was once written over the URL before it, so that an
+// engine received a body that had not been checked.
+func TestCheckDoesNotWrite(t *testing.T) {
+	const part = `{"type":"image_url","image_url":{"url":"http://media.example/`
+	body := `{"model":"m","messages":[{"role":"user","content":[` + part + `a"}},` + part + `longer\",\"kv_transfer_params\":{\"x\":1}"}},` + part + `third"}}]}]}`
+	var d jsonscan.Doc
+	if err := d.Scan([]byte(body), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	Check(&d, MediaHosts{"*"})
+	if string(d.Body) != body {
+		t.Errorf("the check has changed the body to %s", d.Body)
+	}
+}
+
 func BenchmarkCheckFields(b *testing.B) {
 	turn := `{"role":"user","content":[{"type":"text","text":"` + strings.Repeat("words and ", 400) + `"}]},{"role":"assistant","content":"` + strings.Repeat("and words ", 400) + `"},`
 	text := `{"model":"m","messages":[` + strings.Repeat(turn, 16) + `{"role":"user","content":"go"}]}`

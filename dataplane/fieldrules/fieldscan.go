@@ -276,7 +276,7 @@ func memberName(quoted []byte) string {
 	if len(quoted) > 6*most {
 		return strings.ToValidUTF8(string(quoted[1:most]), "") + "…"
 	}
-	return string(jsonscan.Unquote(nil, quoted))
+	return string(jsonscan.Text(quoted))
 }
 
 // maxRuledName is at least the length of every name that ruleOf knows.

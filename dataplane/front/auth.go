@@ -75,7 +75,7 @@ func (x *httpExchange) authorizeModel() bool {
 	if x.Principal == nil {
 		return true
 	}
-	if model := x.Doc.String(jsonscan.KeyModel, nil); !x.Principal.Allows(string(model)) {
+	if model := x.Doc.String(jsonscan.KeyModel); !x.Principal.Allows(string(model)) {
 		x.rejectModel("model", "model", model)
 		return false
 	}

@@ -62,7 +62,7 @@ func TestNoAllocations(t *testing.T) {
 		"accessors": func() {
 			_, _ = d.Int(KeyMaxTokens)
 			_ = d.Bool(KeyStream)
-			_ = d.String(KeyModel, nil)
+			_ = d.String(KeyModel)
 			for it := Walk(d.Raw(KeyMessages)); it.Next(); {
 				for m := Walk(it.Raw()); m.Next(); {
 					_ = m.IsKey("content")

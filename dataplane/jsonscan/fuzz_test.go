@@ -81,8 +81,8 @@ func checkDoc(t *testing.T, d *Doc, body []byte, err error) {
 	}
 	var model string
 	if raw := d.Raw(KeyModel); raw != nil {
-		if json.Unmarshal(raw, &model) != nil || model != string(d.String(KeyModel, nil)) {
-			t.Fatalf("model %s unescaped to %q, want %q", raw, d.String(KeyModel, nil), model)
+		if json.Unmarshal(raw, &model) != nil || model != string(d.String(KeyModel)) {
+			t.Fatalf("model %s unescaped to %q, want %q", raw, d.String(KeyModel), model)
 		}
 	}
 }

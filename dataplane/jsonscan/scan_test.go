@@ -20,7 +20,7 @@ func TestScanFindsMembers(t *testing.T) {
 	body := " {\"model\" : \"m\\u00e9\\ud83d\\ude00\", \"stream\":true,\n\"n\":2,\"max_tokens\":null,\"messages\":[{\"role\":\"user\",\"content\":\"a\\\"b\"}]," +
 		`"x":{"model":"inner","stream":"no"},"sampling_params":{"max_tokens":16.0,"a":1,"n":3},"seed":12345678901234567890,"stream_options":{}} ` + "\r\n"
 	d := scan(t, body)
-	if got := string(d.String(KeyModel, nil)); got != "mé😀" {
+	if got := string(d.String(KeyModel)); got != "mé😀" {
 		t.Errorf("model %q", got)
 	}
 	if !d.Bool(KeyStream) || d.Bool(KeyReturnTokenIDs) {

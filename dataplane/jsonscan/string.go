@@ -9,26 +9,36 @@ import (
 	"unsafe"
 )
 
-// String appends the unescaped string member to dst. Without escapes in the value and with a nil
-// dst it returns the body's own bytes. A member that is not a string appends nothing. An escaped
-// lone surrogate becomes U+FFFD.
-func (d *Doc) String(k Key, dst []byte) []byte {
+// String returns the text of a string member, as Text does; nothing for a member that is not a
+// string.
+func (d *Doc) String(k Key) []byte {
 	if !d.has(k) || d.Values[k].Kind != String {
-		return dst
+		return nil
 	}
-	return Unquote(dst, d.Raw(k))
+	return Text(d.Raw(k))
 }
 
-// Unquote is String for any string, with its quotes, that a scan has accepted.
+// Text returns the text of a JSON string, with its quotes, that a scan has accepted. Without escapes
+// it is the string's own bytes, which the caller must not write to; Unquote copies. An escaped lone
+// surrogate becomes U+FFFD.
+func Text(quoted []byte) []byte {
+	if len(quoted) < 2 {
+		return nil
+	}
+	raw := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return raw[:len(raw):len(raw)]
+	}
+	return appendUnescaped(nil, raw)
+}
+
+// Unquote appends the text of a JSON string, as Text gives it, to dst. The result never shares memory
+// with quoted, so that it can be scratch memory of the next call.
 func Unquote(dst, quoted []byte) []byte {
 	if len(quoted) < 2 {
 		return dst
 	}
-	raw := quoted[1 : len(quoted)-1]
-	if dst == nil && bytes.IndexByte(raw, '\\') < 0 {
-		return raw
-	}
-	return appendUnescaped(dst, raw)
+	return appendUnescaped(dst, quoted[1:len(quoted)-1])
 }
 
 // Eight bytes are compared at a time. For a byte c < 0x80 the top bit of (c^2)-0x21 is set only if

@@ -263,13 +263,27 @@ func TestInteger(t *testing.T) {
 	}
 }
 
+// TestUnquoteCopies: Unquote into no memory once returned the input's own bytes, which a caller that
+// kept the result as scratch memory then overwrote.
+func TestUnquoteCopies(t *testing.T) {
+	body := []byte(`{"a":"text","b":"other"}`)
+	scratch := Unquote(nil, body[5:11])
+	scratch = Unquote(scratch[:0], body[16:23])
+	if string(body) != `{"a":"text","b":"other"}` || string(scratch) != "other" {
+		t.Errorf("the body is %s, the text %s", body, scratch)
+	}
+	if text := Text(body[5:11]); string(text) != "text" || cap(text) != len(text) {
+		t.Errorf("Text = %s with room for %d bytes, which belong to the body", text, cap(text))
+	}
+}
+
 func TestUnquote(t *testing.T) {
 	for raw, want := range map[string]string{
 		`""`: "", `"a"`: "a", `"\"\\\/\b\f\n\r\t"`: "\"\\/\b\f\n\r\t", `"\u0041\u00e9x"`: "Aéx", `"\ud83d\ude00"`: "😀",
 		`"\ud83dx"`: "\ufffdx", `"\ude00"`: "\ufffd", `"\ud83d\ud83d\ude00"`: "\ufffd😀", `"\ud83d\n"`: "\ufffd\n",
 	} {
-		if got := string(Unquote(nil, []byte(raw))); got != want {
-			t.Errorf("Unquote(%s) = %q, want %q", raw, got, want)
+		if got := string(Text([]byte(raw))); got != want {
+			t.Errorf("Text(%s) = %q, want %q", raw, got, want)
 		}
 		if got := string(Unquote([]byte("x"), []byte(raw))); got != "x"+want {
 			t.Errorf("Unquote with a prefix (%s) = %q", raw, got)

@@ -18,7 +18,7 @@ import (
 // the request cannot run.
 func (q *request) resolvePool() bool {
 	opt := q.settings
-	q.model = unsafeString(q.req.Doc.String(jsonscan.KeyModel, nil))
+	q.model = unsafeString(q.req.Doc.String(jsonscan.KeyModel))
 	q.applyView(opt.Fleet.View())
 	q.internModel()
 	if q.pool != nil && q.plan.Unservable {

@@ -94,7 +94,7 @@ func (q *request) saltForBase(base string) blockhash.Salt {
 	if r := q.firstRank(); r != nil && slices.Contains(r.Worker.Info().Adapters, q.pool.Model) {
 		adapter = q.pool.Model
 	}
-	return blockhash.NewSalt(base, adapter, string(q.req.Doc.String(jsonscan.KeyCacheSalt, nil)))
+	return blockhash.NewSalt(base, adapter, string(q.req.Doc.String(jsonscan.KeyCacheSalt)))
 }
 
 // firstRank returns a rank that is the same for all requests of a pool, whichever ranks they may

@@ -38,7 +38,7 @@ func (q *request) recogniseSession() bool {
 	case from != session.None:
 		q.sessionKey, q.sessionFrom = q.r.sessions.KeyOf(tenant, id), from
 	case q.req.Endpoint.Kind == front.ResponsesAPI && q.req.Doc.Has(jsonscan.KeyPreviousResponseID):
-		previous := jsonscan.Unquote(nil, q.req.Doc.Raw(jsonscan.KeyPreviousResponseID))
+		previous := jsonscan.Text(q.req.Doc.Raw(jsonscan.KeyPreviousResponseID))
 		q.sessionFrom = session.PreviousResponse
 		if q.sessionKey = q.r.stored.sessionOf(tenant, string(previous)); q.sessionKey.IsZero() {
 			q.sessionKey = q.r.sessions.KeyOf(tenant, previous)

@@ -236,7 +236,7 @@ func responseID(body []byte) string {
 	if err != nil || !ok || v.Kind != jsonscan.String {
 		return ""
 	}
-	return string(jsonscan.Unquote(nil, body[v.Start:v.End]))
+	return string(jsonscan.Text(body[v.Start:v.End]))
 }
 
 // ResponseID stores the id of a streamed response. It implements front.ResponseIDObserver.
@@ -255,7 +255,7 @@ func (q *request) routeToStored() bool {
 	if q.req.Endpoint.Kind != front.ResponsesAPI || !q.req.Doc.Has(jsonscan.KeyPreviousResponseID) {
 		return true
 	}
-	id := string(jsonscan.Unquote(nil, q.req.Doc.Raw(jsonscan.KeyPreviousResponseID)))
+	id := string(jsonscan.Text(q.req.Doc.Raw(jsonscan.KeyPreviousResponseID)))
 	rank := q.r.stored.find(ownerOf(q.req.Principal), id, time.Now())
 	switch {
 	case rank != nil:

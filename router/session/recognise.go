@@ -126,7 +126,7 @@ func member(doc *jsonscan.Doc, key jsonscan.Key) []byte {
 	if !doc.Has(key) || doc.Values[key].Kind != jsonscan.String || len(doc.Raw(key)) > longestEscape*MaxID+2 {
 		return nil
 	}
-	id := doc.String(key, nil)
+	id := doc.String(key)
 	if CheckID(id) != "" {
 		return nil
 	}

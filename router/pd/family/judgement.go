@@ -124,7 +124,7 @@ func isError(data []byte) bool {
 		return err == nil
 	}
 	for _, name := range [...]string{"object", "type"} {
-		if v, _, err := jsonscan.Find(data, name); err == nil && v.Kind == jsonscan.String && string(jsonscan.Unquote(nil, data[v.Start:v.End])) == "error" {
+		if v, _, err := jsonscan.Find(data, name); err == nil && v.Kind == jsonscan.String && string(jsonscan.Text(data[v.Start:v.End])) == "error" {
 			return true
 		}
 	}

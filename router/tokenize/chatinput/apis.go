@@ -83,7 +83,7 @@ func (in *Input) anthropicSystem(b []byte, o *object) []byte {
 	case !o.has(1):
 		return b
 	case o.kind(1) == jsonscan.String:
-		text = jsonscan.Unquote(nil, o.get(1))
+		text = jsonscan.Text(o.get(1))
 	case o.kind(1) == jsonscan.Array:
 		var block object
 		for it := jsonscan.Walk(o.get(1)); it.Next(); {
@@ -92,7 +92,7 @@ func (in *Input) anthropicSystem(b []byte, o *object) []byte {
 				in.fail("a system block is not text")
 				return b
 			}
-			if t := jsonscan.Unquote(nil, block.get(1)); !bytes.HasPrefix(t, []byte(billingHeader)) {
+			if t := jsonscan.Text(block.get(1)); !bytes.HasPrefix(t, []byte(billingHeader)) {
 				text = append(text[:len(text):len(text)], t...)
 			}
 		}
@@ -163,7 +163,7 @@ func (in *Input) anthropicBlock(b []byte, c *anthropicBlocks, block *object, use
 		}
 	case block.isString(0, "thinking") && block.kind(2) == jsonscan.String:
 		c.thought = true
-		c.reasoning = append(c.reasoning, jsonscan.Unquote(nil, block.get(2))...)
+		c.reasoning = append(c.reasoning, jsonscan.Text(block.get(2))...)
 	case block.isString(0, "redacted_thinking"):
 	case block.isString(0, "tool_use") && !user && block.kind(3) == jsonscan.String && len(block.get(3)) > 2 && block.kind(4) == jsonscan.String:
 		arguments := []byte("{}")

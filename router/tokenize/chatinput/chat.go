@@ -204,7 +204,7 @@ func (in *Input) plainText(m *message) ([]byte, bool) {
 		if hasBillingHeader(m.get(mContent)) {
 			return nil, false
 		}
-		return jsonscan.Unquote(nil, m.get(mContent)), true
+		return jsonscan.Text(m.get(mContent)), true
 	case jsonscan.Array:
 		var out []byte
 		n := 0
@@ -220,7 +220,7 @@ func (in *Input) plainText(m *message) ([]byte, bool) {
 			if n > 0 {
 				out = append(out, '\n')
 			}
-			out = append(out, jsonscan.Unquote(nil, text)...)
+			out = append(out, jsonscan.Text(text)...)
 		}
 		return out, true
 	}
@@ -236,7 +236,7 @@ func (in *Input) writeMessage(m *message, s *Settings, validated bool) {
 	}
 	role := ""
 	if m.kind(mRole) == jsonscan.String {
-		role = string(jsonscan.Unquote(nil, m.get(mRole)))
+		role = string(jsonscan.Text(m.get(mRole)))
 	}
 	if !slices.Contains([]string{"system", "developer", "user", "assistant", "tool"}, role) {
 		in.fail("a message has an unknown role")
@@ -299,7 +299,7 @@ func (in *Input) writeAssistant(m *message, validated bool) {
 const billingHeader = "x-anthropic-billing-header"
 
 func hasBillingHeader(quoted []byte) bool {
-	return bytes.HasPrefix(jsonscan.Unquote(nil, quoted), []byte(billingHeader))
+	return bytes.HasPrefix(jsonscan.Text(quoted), []byte(billingHeader))
 }
 
 // writeContent appends a message's content: a string, or with Parts a list. A tool's is always a
@@ -341,7 +341,7 @@ func (in *Input) writeContent(m *message, role string, s *Settings) {
 func (in *Input) writePart(text, extra []byte, role string, s *Settings, n int) int {
 	parts := s.Parts && role != "tool"
 	if role == "system" && hasBillingHeader(text) {
-		_, rest, _ := bytes.Cut(jsonscan.Unquote(nil, text), []byte("\n"))
+		_, rest, _ := bytes.Cut(jsonscan.Text(text), []byte("\n"))
 		if len(rest) == 0 {
 			return 0
 		}
@@ -576,7 +576,7 @@ func (in *Input) writeKwargs(opt *options, s *Settings) {
 	effort := ""
 	if opt.effort != nil {
 		if opt.effort[0] == '"' {
-			effort = string(jsonscan.Unquote(nil, opt.effort))
+			effort = string(jsonscan.Text(opt.effort))
 		}
 		if !slices.Contains(efforts, effort) {
 			in.fail("reasoning_effort has an unknown value")

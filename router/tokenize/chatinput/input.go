@@ -95,7 +95,7 @@ func (o *object) get(i int) []byte { return o.raw[o.vals[i].Start:o.vals[i].End]
 
 // isString reports whether the member is the string s.
 func (o *object) isString(i int, s string) bool {
-	return o.kind(i) == jsonscan.String && string(jsonscan.Unquote(nil, o.get(i))) == s
+	return o.kind(i) == jsonscan.String && string(jsonscan.Text(o.get(i))) == s
 }
 
 // boolean returns a member that is true or false; ok is false for any other value, null included.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -87,6 +88,44 @@ func TestAsVLLM(t *testing.T) {
 	slices.Sort(keys)
 	for _, r := range keys {
 		t.Logf("%4d %s", reasons[r], r)
+	}
+}
+
+// TestReadKeepsBodies: Read writes to no body, neither its own nor an earlier one, whatever an Input
+// has read before; and an Input that is used again gives what a new one gives.
+func TestReadKeepsBodies(t *testing.T) {
+	f, err := os.ReadFile("testdata/vllm.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []vllmCase
+	for line := range bytes.Lines(f) {
+		var c vllmCase
+		if err := json.Unmarshal(line, &c); err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases, c)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var in Input
+		var bodies [6][]byte
+		var from [6]*vllmCase
+		for i := range bodies {
+			c := &cases[r.IntN(len(cases))]
+			bodies[i], from[i] = []byte(c.Body), c
+			s := Settings{Parts: c.Parts, Developer: c.Developer, Defaults: c.Defaults}
+			var fresh Input
+			want := fresh.Read(apis[c.API], []byte(c.Body), &s)
+			if got := in.Read(apis[c.API], bodies[i], &s); got != want || got == "" && (!bytes.Equal(in.Chat, fresh.Chat) || !bytes.Equal(in.Text, fresh.Text)) {
+				t.Fatalf("%s gives %q, %s%s; a new Input gives %q, %s%s", c.Body, got, in.Chat, in.Text, want, fresh.Chat, fresh.Text)
+			}
+			for j := range i + 1 {
+				if string(bodies[j]) != from[j].Body {
+					t.Fatalf("reading %s has changed the body %s to %s", c.Body, from[j].Body, bodies[j])
+				}
+			}
+		}
 	}
 }
 
