@@ -30,11 +30,11 @@ const (
 	Status     = faults.Status
 	Stall      = faults.Stall
 	Reset      = faults.Reset
-	Cut        = faults.Cut
+	Truncate   = faults.Truncate
 	StreamFail = faults.StreamFail
 	Slow       = faults.Slow
-	Garbage    = faults.Garbage
-	Dead       = faults.Dead
+	Malformed  = faults.Malformed
+	Crash      = faults.Crash
 	LoseEvents = faults.LoseEvents
 	BadHandle  = faults.BadHandle
 	NoHandle   = faults.NoHandle

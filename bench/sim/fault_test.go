@@ -26,6 +26,11 @@ func TestParseFault(t *testing.T) {
 	if err != nil || f != want {
 		t.Errorf("%+v %v", f, err)
 	}
+	for former, now := range map[string]faults.Fault{"kind=cut": {Kind: faults.Truncate}, "kind=garbage": {Kind: faults.Malformed}, "kind=dead,leg=plain": {Kind: faults.Crash, Leg: "whole"}} {
+		if f, err := faults.ParseFault(former); err != nil || f != now {
+			t.Errorf("%q: %+v %v; want %+v", former, f, err, now)
+		}
+	}
 	for _, bad := range []string{"", "kind", "kind=x", "path=/", "kind=status,status=200", "kind=slow,delay=x", "kind=slow,leg=x", "kind=slow,color=red"} {
 		if _, err := faults.ParseFault(bad); err == nil || !strings.HasPrefix(err.Error(), "sim: cannot read fault") {
 			t.Errorf("%q: %v", bad, err)
@@ -61,7 +66,7 @@ func TestFaultStatus(t *testing.T) {
 
 func TestFaultGarbage(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(faults.Fault{Kind: faults.Garbage, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Malformed, N: 1})
 	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 200 || a.json != nil {
 		t.Errorf("%d %s", a.status, a.body)
 	}
@@ -106,7 +111,7 @@ func TestFaultMidStream(t *testing.T) {
 		t.Errorf("reset: %v %q", err, body)
 	}
 	free()
-	body, err = wantNormal(t, e, faults.Fault{Kind: faults.Cut, After: 3, N: 1})
+	body, err = wantNormal(t, e, faults.Fault{Kind: faults.Truncate, After: 3, N: 1})
 	if n := strings.Count(body, "data: "); err != nil || n != 3 || strings.HasSuffix(body, "0\r\n\r\n") {
 		t.Errorf("cut: %v, %d events, %q", err, n, body)
 	}
@@ -213,7 +218,7 @@ func TestEngineDies(t *testing.T) {
 
 func TestDead(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(faults.Fault{Kind: faults.Dead, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Crash, N: 1})
 	select {
 	case <-e.Dead():
 		t.Fatal("dead before its time")

@@ -143,7 +143,7 @@ func TestPromptIDsInHandle(t *testing.T) {
 }
 
 func TestLeaseExpires(t *testing.T) {
-	for _, mode := range []string{"garbage", "error", "crash"} {
+	for _, mode := range []string{"stale", "error", "crash"} {
 		t.Run(mode, func(t *testing.T) {
 			p, d := startPair(t, Options{Lease: 50 * time.Millisecond, Expired: mode})
 			prompt := idPrompt(64, 3)
@@ -153,7 +153,7 @@ func TestLeaseExpires(t *testing.T) {
 				return s.LeasesExpired == 1 && s.BlocksLeased == 0 && s.BlocksFree == s.BlocksTotal
 			})
 			a := decode(t, d, prompt, h)
-			if want := map[bool]int{true: 200, false: 500}[mode == "garbage"]; a.status != want {
+			if want := map[bool]int{true: 200, false: 500}[mode == "stale"]; a.status != want {
 				t.Errorf("decode after expiry: %d %s, want %d", a.status, a.body, want)
 			}
 			testwait.Until(t, "late notification counted", func() bool { return p.Stats().Sum().LateNotifications == 1 })

@@ -27,7 +27,7 @@ func serveAPI(c *conn, r *httpconn.Request) *core.Job {
 	}
 	if !generates || r.Method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.matchFault(r, "plain", r.Path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
+		if f := l.e.matchFault(r, "whole", r.Path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
 			return nil
 		}
 		if generates {
@@ -50,7 +50,7 @@ func serveAPI(c *conn, r *httpconn.Request) *core.Job {
 			leg = nil // the body is validated before the handle is used
 		}
 	}
-	side := "plain"
+	side := "whole"
 	if leg != nil {
 		side = leg.Side()
 	}
@@ -125,8 +125,8 @@ func (c *conn) faultBeforeHead(r *httpconn.Request, f *faults.Fault, fm api.Form
 		return true
 	case f.Phase != "" && fm != nil:
 		return false // after the head is sent
-	case f.Kind == faults.Garbage && f.After == 0:
-		c.Respond(r, 200, "application/json", []byte(core.GarbageBody))
+	case f.Kind == faults.Malformed && f.After == 0:
+		c.Respond(r, 200, "application/json", []byte(core.MalformedBody))
 		return true
 	case f.Kind == faults.Stall && f.After == 0:
 		d := f.Delay
@@ -139,12 +139,12 @@ func (c *conn) faultBeforeHead(r *httpconn.Request, f *faults.Fault, fm api.Form
 	case f.Kind == faults.Reset && f.After == 0:
 		c.Reset()
 		return true
-	case f.Kind == faults.Cut && fm == nil:
+	case f.Kind == faults.Truncate && fm == nil:
 		r.Close = true
 		c.Send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
 		c.CloseWrite()
 		return true
-	case f.Kind == faults.Dead && f.After == 0:
+	case f.Kind == faults.Crash && f.After == 0:
 		c.Respond(r, 500, "application/json", failure(500, core.DeadMessage))
 		go c.incarnation.e.crash(c.incarnation, false)
 		return true

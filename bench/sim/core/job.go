@@ -19,7 +19,7 @@ type Job struct {
 	BlockLogID string // id for the block log
 	Internal   string // id inside the engine, with a random suffix
 	Seqs       []*Seq
-	Leg        Leg           // the part of a P/D family; nil for a plain request
+	Leg        Leg           // the part of a P/D family; nil for a request that one engine serves alone
 	Fault      *faults.Fault // nil if none occurs; only the rank changes it
 
 	conn     *httpconn.Conn

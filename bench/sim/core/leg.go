@@ -7,8 +7,8 @@ import (
 
 // Family is a P/D protocol in one incarnation of an engine.
 type Family interface {
-	// Read parses a request's P/D members into the leg that they ask for; nil is a plain
-	// request. An error is a refusal. It runs on the connection's goroutine.
+	// Read parses a request's P/D members into the leg that they ask for; nil is a request
+	// that one engine serves alone. An error is a refusal. It runs on the connection's goroutine.
 	Read(b *api.Body, r *httpconn.Request) (Leg, error)
 	// ServeSide serves a call of another simulated engine on the side channel.
 	ServeSide(c *httpconn.Conn, r *httpconn.Request)
@@ -28,10 +28,10 @@ func (NoCalls) ServeSide(c *httpconn.Conn, r *httpconn.Request) {
 func (NoCalls) Close() {}
 
 // Leg is what a family does for one request besides generating. All methods except
-// Side, Rank, Begin and OnRefused run on the rank's goroutine. Implementations embed PlainLeg and
+// Side, Rank, Begin and OnRefused run on the rank's goroutine. Implementations embed WholeLeg and
 // override its methods.
 type Leg interface {
-	// Side is "prefill" or "decode", by which faults select requests.
+	// Side is "prefill", "decode" or "whole", by which faults select requests.
 	Side() string
 	// Rank returns the data-parallel rank on which the request must run; -1 leaves the
 	// choice to headers and load.
@@ -63,41 +63,41 @@ type Leg interface {
 	OnRefused()
 }
 
-// PlainLeg does nothing: it is the leg of a plain request.
-type PlainLeg struct{}
+// WholeLeg does nothing: it is the leg of a request that one engine serves alone.
+type WholeLeg struct{}
 
 // Side implements Leg.
-func (PlainLeg) Side() string { return "plain" }
+func (WholeLeg) Side() string { return "whole" }
 
 // Rank implements Leg.
-func (PlainLeg) Rank(int) int { return -1 }
+func (WholeLeg) Rank(int) int { return -1 }
 
 // Begin implements Leg.
-func (PlainLeg) Begin(*Job) error { return nil }
+func (WholeLeg) Begin(*Job) error { return nil }
 
 // Submit implements Leg.
-func (PlainLeg) Submit(r *Rank, j *Job) { r.Queue(j.Seqs...) }
+func (WholeLeg) Submit(r *Rank, j *Job) { r.Queue(j.Seqs...) }
 
 // OnAdmitted implements Leg.
-func (PlainLeg) OnAdmitted(*Rank, *Seq) bool { return false }
+func (WholeLeg) OnAdmitted(*Rank, *Seq) bool { return false }
 
 // HoldLastToken implements Leg.
-func (PlainLeg) HoldLastToken(*Rank, *Seq) bool { return false }
+func (WholeLeg) HoldLastToken(*Rank, *Seq) bool { return false }
 
 // RetainBlocks implements Leg.
-func (PlainLeg) RetainBlocks(*Rank, *Seq) bool { return false }
+func (WholeLeg) RetainBlocks(*Rank, *Seq) bool { return false }
 
 // AppendHandle implements Leg.
-func (PlainLeg) AppendHandle(b []byte, _ *Job) []byte { return append(b, "null"...) }
+func (WholeLeg) AppendHandle(b []byte, _ *Job) []byte { return append(b, "null"...) }
 
 // Cancel implements Leg.
-func (PlainLeg) Cancel(*Rank, *Job) {}
+func (WholeLeg) Cancel(*Rank, *Job) {}
 
 // OnAborted implements Leg.
-func (PlainLeg) OnAborted(*Rank, *Job) {}
+func (WholeLeg) OnAborted(*Rank, *Job) {}
 
 // OnRefused implements Leg.
-func (PlainLeg) OnRefused() {}
+func (WholeLeg) OnRefused() {}
 
 // MemberAppender is implemented by a Leg that adds members to responses.
 type MemberAppender interface {

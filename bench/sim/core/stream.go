@@ -164,26 +164,26 @@ func (r *Rank) triggerFault(s *Seq) bool {
 		r.drop(j)
 		j.conn.Reset()
 		r.markAnswered(j)
-	case faults.Cut:
+	case faults.Truncate:
 		r.drop(j)
 		j.Request.Close = true
 		if !j.headSent && f.Phase == "body" {
 			j.conn.Send([]byte(truncatedAnswerBytes))
 		}
 		r.markAnswered(j)
-	case faults.Garbage:
+	case faults.Malformed:
 		r.drop(j)
 		if j.headSent {
 			r.scratch.Open(&j.Response)
 			r.scratch.End(append(r.scratch.Begin(), "data: {\"id\": {{{\n\n"...))
 			r.scratch.Finish()
 		} else {
-			j.conn.Respond(j.Request, 200, "application/json", []byte(GarbageBody))
+			j.conn.Respond(j.Request, 200, "application/json", []byte(MalformedBody))
 		}
 		r.markAnswered(j)
 	case faults.StreamFail:
 		r.Fail(j, 500, "Internal server error")
-	case faults.Dead:
+	case faults.Crash:
 		r.Fail(j, 500, DeadMessage)
 		go r.Process.Crash()
 	default:
@@ -193,7 +193,7 @@ func (r *Rank) triggerFault(s *Seq) bool {
 }
 
 // truncatedAnswerBytes is the length of a whole response that a fault truncates.
-const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
+const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"trunc"
 
-// GarbageBody is a response that is not JSON.
-const GarbageBody = `{"id": "garbage", "choices": [{{{`
+// MalformedBody is a response that is not JSON.
+const MalformedBody = `{"id": "malformed", "choices": [{{{`

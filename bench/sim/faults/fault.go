@@ -21,17 +21,28 @@ const (
 	Status                 // an error response with Fault.Status (503) in vLLM's format
 	Stall                  // no byte for Fault.Delay, or without end: before the head if After is 0, else after
 	Reset                  // TCP reset: before the head if After is 0, else after
-	Cut                    // the body ends early with FIN and no last chunk, after; a whole response is missing, or partial with Phase "body"
+	Truncate               // the body ends early with FIN and no last chunk, after; a whole response is missing, or partial with Phase "body"
 	StreamFail             // an SSE error event and [DONE], after; status 500 if the response is not streamed
 	Slow                   // Fault.Delay before every token
-	Garbage                // 200 with a body that is not JSON
-	Dead                   // the engine dies: 500 for all requests, then the port refuses connections
+	Malformed              // 200 with a body that is not JSON
+	Crash                  // the engine crashes: 500 for all requests, then the port refuses connections
 	LoseEvents             // the next N KV event batches are not published live; replay has them
 	BadHandle              // prefill returns a handle without block ids
 	NoHandle               // prefill returns a null handle
 )
 
-var kindNames = [...]string{"refuse", "status", "stall", "reset", "cut", "streamfail", "slow", "garbage", "dead", "loseevents", "badhandle", "nohandle"}
+var kindNames = [...]string{"refuse", "status", "stall", "reset", "truncate", "streamfail", "slow", "malformed", "crash", "loseevents", "badhandle", "nohandle"}
+
+// formerNames are deprecated names of kinds and legs, which ParseFault accepts for one release.
+var formerNames = map[string]string{"cut": "truncate", "garbage": "malformed", "dead": "crash", "plain": "whole"}
+
+// currentName returns the name that replaces a deprecated one.
+func currentName(name string) string {
+	if now := formerNames[name]; now != "" {
+		return now
+	}
+	return name
+}
 
 // KindNames returns the names of the kinds, as ParseFault accepts them.
 func KindNames() []string { return kindNames[:] }
@@ -47,7 +58,7 @@ func (k Kind) String() string {
 type Fault struct {
 	Kind Kind
 	Path string // prefix of the request's path; "" is every inference endpoint (not health, metrics, models and the like)
-	// Leg is "prefill", "decode" or "plain" (neither), as the request asks for; ""
+	// Leg is "prefill", "decode" or "whole" (neither), as the request asks for; ""
 	// matches all three. "handover" is the KV transfer itself, on the engine that reads
 	// (NIXL, Mooncake) or on either (SGLang): a Stall or Slow lasts Delay, any other kind
 	// makes it fail. "bootstrap" is a call of the bootstrap server.
@@ -84,7 +95,7 @@ func ParseFault(s string) (Fault, error) {
 		var err error
 		switch k {
 		case "kind":
-			i := slices.Index(kindNames[:], v)
+			i := slices.Index(kindNames[:], currentName(v))
 			if i < 0 {
 				return f, fmt.Errorf("sim: cannot read fault %q: kind %q is not one of %s", s, v, strings.Join(kindNames[:], ", "))
 			}
@@ -92,6 +103,7 @@ func ParseFault(s string) (Fault, error) {
 		case "path":
 			f.Path = v
 		case "leg":
+			v = currentName(v)
 			if !slices.Contains(faultLegs, v) {
 				err = fmt.Errorf("want %s", strings.Join(faultLegs, ", "))
 			}
@@ -135,7 +147,7 @@ func ParseFault(s string) (Fault, error) {
 
 var faultPhases = []string{"body", "role", "answer"}
 
-var faultLegs = []string{"prefill", "decode", "plain", "handover", "bootstrap"}
+var faultLegs = []string{"prefill", "decode", "whole", "handover", "bootstrap"}
 
 // Request is what a fault selects a request by.
 type Request struct {

@@ -2,7 +2,7 @@
 // KV to the receiver named there, one stream for each tensor-parallel rank. Every rank
 // then notifies the proxy over ZMQ, with real PUSH sockets and messages. A write is a
 // call of the receiver's side channel, whose port stands for the init and alloc ports.
-// Decode is a plain completion: it looks up what was written by its prompt and computes
+// Decode is an ordinary completion: it looks up what was written by its prompt and computes
 // the rest.
 //
 // Faults on the path "notify": stall loses one rank's notification, slow sends all of
@@ -31,7 +31,7 @@ import (
 
 // leg is the leg of prefill, or of decode, which has no members of its own.
 type leg struct {
-	core.PlainLeg
+	core.WholeLeg
 	family           *family
 	spec             *spec // prefill; nil: decode
 	returnFirstToken bool  // ret_first_tok
@@ -94,7 +94,7 @@ func (g *leg) Side() string {
 	case g.spec != nil:
 		return "prefill"
 	case g.returnFirstToken:
-		return "plain"
+		return "whole"
 	}
 	return "decode"
 }
@@ -214,7 +214,7 @@ func (f *family) notifyRanks(spec *spec, fault *faults.Fault) {
 			if !core.Sleep(f.p.Context, fault.Delay) {
 				return
 			}
-		case faults.Garbage:
+		case faults.Malformed:
 			count *= 2
 		}
 	}

@@ -34,7 +34,7 @@ func (f *family) Close() {}
 
 // leg is one leg of the hand-over.
 type leg struct {
-	core.PlainLeg
+	core.WholeLeg
 	family    *family
 	prefill   bool
 	id        string // transfer_id

@@ -68,7 +68,7 @@ func (g *leg) Side() string {
 	case g.params.RemoteDecode:
 		return "prefill"
 	}
-	return "plain"
+	return "whole"
 }
 
 // Prompt implements core.PromptSource: a chat request may carry the token ids of its prompt.

@@ -27,9 +27,9 @@ func NewPuller(p *core.Process) *Puller {
 }
 
 // Decode is the part of a decode leg that pulls the blocks of a handle. Without a handle it is the leg
-// of a plain request.
+// of a request that one engine serves alone.
 type Decode struct {
-	core.PlainLeg
+	core.WholeLeg
 	puller *Puller
 	Handle *Handle // nil: there is nothing to pull
 }
@@ -114,7 +114,7 @@ func (g *Decode) OnAdmitted(r *core.Rank, s *core.Seq) bool {
 // pullDone ends a transfer on the rank's goroutine.
 func pullDone(r *core.Rank, s *core.Seq, remote int, out pullOutcome) {
 	o := r.Process.Options
-	fails := out == pullFailed || out == pullLeaseGone && o.Expired != "garbage"
+	fails := out == pullFailed || out == pullLeaseGone && o.Expired != "stale"
 	tokens := remote
 	if fails {
 		tokens = 0

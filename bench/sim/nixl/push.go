@@ -20,7 +20,7 @@ import (
 // the request is then identified by its id, which both legs carry in X-Request-Id. That
 // last rule is an assumption: no proxy for it was available.
 type pushLeg struct {
-	core.PlainLeg
+	core.WholeLeg
 	family  *push
 	prefill bool
 	key     string

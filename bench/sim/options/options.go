@@ -62,7 +62,7 @@ type Options struct {
 	// at least two thirds from then on.
 	Lease      time.Duration
 	Incomplete string // behaviour for a handle without block ids: "crash" (as vLLM 0.32, ""), "error" or "recompute"
-	Expired    string // behaviour for a handle whose lease expired: "garbage" (200 as vLLM 0.32, counted, ""), "error" or "crash"
+	Expired    string // behaviour for a handle whose lease expired: "stale" (200 as vLLM 0.32, which reads freed blocks; counted, ""), "error" or "crash"
 	// PullTimeout is how long a decode tries to reach a prefill that does not respond or
 	// does not know the engine id; 0 means 30 s.
 	PullTimeout  time.Duration
@@ -153,7 +153,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.Uint64Var(&o.Seed, "seed", 0, "seed of every output")
 	fs.DurationVar(&o.Lease, "lease", 0, "how long the blocks of a prefill wait for decode; 0 is the release's value, 30 s since 0.22")
 	fs.StringVar(&o.Incomplete, "incomplete-handle", "crash", "behaviour for a handle without block ids: crash (vLLM 0.32), error or recompute")
-	fs.StringVar(&o.Expired, "expired-handle", "garbage", "behaviour for a handle whose lease expired: garbage (vLLM 0.32: 200, counted), error or crash")
+	fs.StringVar(&o.Expired, "expired-handle", "stale", "behaviour for a handle whose lease expired: stale (vLLM 0.32 reads freed blocks: 200, counted), error or crash")
 	fs.DurationVar(&o.PullTimeout, "pull-timeout", 30*time.Second, "how long decode tries to reach a prefill")
 	fs.DurationVar(&o.AbortTimeout, "abort-timeout", 480*time.Second, "Mooncake, NIXL push: how long prefill offers blocks and decode waits for them")
 	fs.IntVar(&o.SidePort, "side-port", 0, "`port` of the side channel between simulated engines (LMCache's init and alloc port); 0 uses a free one")
@@ -245,7 +245,10 @@ func (o Options) WithDefaults() (Options, error) {
 	str(&o.Encoding, o.Engine+"-map")
 	str(&o.Scheduling, "fcfs")
 	str(&o.Incomplete, "crash")
-	str(&o.Expired, "garbage")
+	str(&o.Expired, "stale")
+	if o.Expired == "garbage" { // the deprecated name
+		o.Expired = "stale"
+	}
 	num(&o.Ranks, 1)
 	num(&o.BufferSteps, 10000)
 	num(&o.BlockSize, 16)
@@ -279,7 +282,7 @@ func (o Options) WithDefaults() (Options, error) {
 		{"scheduling-policy", o.Scheduling, []string{"fcfs", "priority"}},
 		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
-		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
+		{"expired-handle", o.Expired, []string{"stale", "error", "crash"}},
 		{"kv-encoding", o.Encoding, eventcodec.Encodings()},
 	} {
 		if !slices.Contains(c.ok, c.val) {

@@ -1,6 +1,6 @@
 // Package orchestrated has the hand-over of production-stack's orchestrated mode: decode receives the
 // whole response of prefill as disagg_prefill_resp. The connector is unspecified: the KV arrives after the
-// time of its bytes. The prefill leg is a plain request for one token.
+// time of its bytes. The prefill leg is an ordinary request for one token.
 package orchestrated
 
 import (
@@ -34,7 +34,7 @@ func (family) Read(_ *api.Body, r *httpconn.Request) (core.Leg, error) {
 }
 
 // leg is the decode leg.
-type leg struct{ core.PlainLeg }
+type leg struct{ core.WholeLeg }
 
 func (leg) Side() string { return "decode" }
 

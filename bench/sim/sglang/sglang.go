@@ -50,7 +50,7 @@ func (f *family) roomsOf(r *core.Rank) *rooms { return &f.rooms[r.Index] }
 
 // leg is one leg of the hand-over.
 type leg struct {
-	core.PlainLeg
+	core.WholeLeg
 	family      *family
 	handovers   map[*core.Seq]*handover // the rooms of the sequences; set by Begin
 	prefill     bool
@@ -159,9 +159,9 @@ func (g *leg) override(b *api.Body, r *httpconn.Request) error {
 	return nil
 }
 
-// rankLeg only selects the rank of a plain request.
+// rankLeg only selects the rank of a request that one engine serves alone.
 type rankLeg struct {
-	core.PlainLeg
+	core.WholeLeg
 	routed int
 }
 

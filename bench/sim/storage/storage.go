@@ -38,7 +38,7 @@ func (f *family) Read(_ *api.Body, r *httpconn.Request) (core.Leg, error) {
 }
 
 type leg struct {
-	core.PlainLeg
+	core.WholeLeg
 	threshold float64
 	store     *sync.Map
 }

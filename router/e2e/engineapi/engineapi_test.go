@@ -577,7 +577,7 @@ func integers(v any) any {
 func TestEngineAPIMigrates(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 3, nil, func(c *config.Config) { c.Schedule.Policy = "round_robin" })
 	plain := harness.StartSim(t, nil)
-	engines[0].Fault(sim.Fault{Kind: sim.Cut, After: 7})
+	engines[0].Fault(sim.Fault{Kind: sim.Truncate, After: 7})
 	c := harness.DialEngine(t, r, "unix")
 	moved := 0
 	for i := range 9 {

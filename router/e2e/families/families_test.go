@@ -35,7 +35,7 @@ func TestOrchestratedFamily(t *testing.T) {
 	if s := d.Stats().Sum(); s.External == 0 || s.LocalCompute != 0 {
 		t.Errorf("decode computed %d tokens of prompts, took %d", s.LocalCompute, s.External)
 	}
-	p.Fault(sim.Fault{Kind: sim.Garbage, N: 1})
+	p.Fault(sim.Fault{Kind: sim.Malformed, N: 1})
 	f := harness.RequestForms(2, "")[1]
 	harness.WantSameAnswer(t, "a prefill answer that is none", harness.Post(t, r.URL+f.Path, f.Body), harness.Post(t, whole.URL()+f.Path, f.Body))
 	if r.Fallbacks("incomplete_handle") != 1 || r.Fallbacks("decode_only") != 1 {

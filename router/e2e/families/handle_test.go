@@ -76,7 +76,7 @@ func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
 func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
-	for _, k := range []sim.FaultKind{sim.BadHandle, sim.NoHandle, sim.Garbage} {
+	for _, k := range []sim.FaultKind{sim.BadHandle, sim.NoHandle, sim.Malformed} {
 		p.Fault(sim.Fault{Kind: k, Leg: "prefill", N: 1})
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		if a.Status != 200 || a.Text(t) == "" {

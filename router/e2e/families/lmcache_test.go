@@ -89,7 +89,7 @@ func TestLMCacheFamily(t *testing.T) {
 		{"notified before the answer", func(o *sim.Options) { o.EarlyNotify = true }, nil},
 		{"the older message", func(o *sim.Options) { o.OldNotify = true }, nil},
 		{"notified late", nil, &sim.Fault{Kind: sim.Slow, Path: "notify", Delay: 60 * time.Millisecond}},
-		{"notified twice", nil, &sim.Fault{Kind: sim.Garbage, Path: "notify"}},
+		{"notified twice", nil, &sim.Fault{Kind: sim.Malformed, Path: "notify"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -172,7 +172,7 @@ func TestLMCacheFailures(t *testing.T) {
 			t.Errorf("%v plain decodes, want 4", g.Fallbacks("decode_only"))
 		}
 	})
-	for _, kind := range []sim.FaultKind{sim.Status, sim.Reset, sim.Dead} {
+	for _, kind := range []sim.FaultKind{sim.Status, sim.Reset, sim.Crash} {
 		t.Run("decode "+kind.String(), func(t *testing.T) {
 			g := startLMCache(t, nil, nil)
 			g.d[0].Fault(sim.Fault{Kind: kind, Leg: "decode"})

@@ -133,7 +133,7 @@ func TestNativeLogprobsAreLost(t *testing.T) {
 			r := harness.StartRouter(t, harness.AllOf(harness.UsingFamily("sglang"), harness.ShortPrefillTimeout), w0, w1, harness.SimWorker(d, worker.Decode, "d0"))
 			body := `{"text":"score me","return_logprob":true,"logprob_start_len":0,"sampling_params":{"max_new_tokens":5,"ignore_eos":true}` + s.Extra + `}`
 			want := logprobsOf(t, harness.Post(t, whole.URL()+"/generate", body))
-			p0.Fault(sim.Fault{Kind: sim.Cut, Phase: "body", N: 1})
+			p0.Fault(sim.Fault{Kind: sim.Truncate, Phase: "body", N: 1})
 			for range 2 {
 				if a := harness.Post(t, r.URL+"/generate", body); a.Status != 200 || !reflect.DeepEqual(logprobsOf(t, a), want) {
 					t.Errorf("%d %s", a.Status, a.Body)

@@ -53,7 +53,7 @@ func allMatrixCases() (cases []matrixCase) {
 			return f.FailsOver(t, f.Prefills[0], sim.Fault{Kind: sim.Status}, s.Extra)
 		})
 		add("… within its answer, "+s.Name, func(f *harness.MatrixFleet, t *testing.T) string {
-			return f.FailsOver(t, f.Prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, s.Extra)
+			return f.FailsOver(t, f.Prefills[0], sim.Fault{Kind: sim.Truncate, Phase: "body"}, s.Extra)
 		})
 		add("decode fails before its head, "+s.Name, func(f *harness.MatrixFleet, t *testing.T) string {
 			return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Status}, s.Extra)
@@ -67,7 +67,7 @@ func allMatrixCases() (cases []matrixCase) {
 		{"decode's stream begins with an error", `,"stream":true`, sim.Fault{Kind: sim.StreamFail}},
 		{"… with an error, and cannot move", fixed, sim.Fault{Kind: sim.StreamFail}},
 		{"… with its role and an error, and cannot move", fixed, sim.Fault{Kind: sim.StreamFail, Phase: "role"}},
-		{"… ends with its head, and cannot move", fixed, sim.Fault{Kind: sim.Cut, Phase: "body"}},
+		{"… ends with its head, and cannot move", fixed, sim.Fault{Kind: sim.Truncate, Phase: "body"}},
 		{"decode's stream begins with an error, n = 2", `,"n":2,"stream":true`, sim.Fault{Kind: sim.StreamFail}},
 	} {
 		add(c.name, func(f *harness.MatrixFleet, t *testing.T) string {
@@ -75,13 +75,13 @@ func allMatrixCases() (cases []matrixCase) {
 		})
 	}
 	add("decode fails after first tokens, stream", func(f *harness.MatrixFleet, t *testing.T) string {
-		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
+		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Truncate, After: 4}, `,"stream":true`)
 	})
 	add("… within its answer, not streamed", func(f *harness.MatrixFleet, t *testing.T) string {
-		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
+		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Truncate, Phase: "body"}, "")
 	})
 	add("decode fails after first tokens, n = 2, stream", func(f *harness.MatrixFleet, t *testing.T) string {
-		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Cut, After: 6}, `,"n":2,"stream":true`)
+		return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Truncate, After: 6}, `,"n":2,"stream":true`)
 	})
 	return cases
 }

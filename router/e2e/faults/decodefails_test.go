@@ -144,7 +144,7 @@ func TestDecodeTimesOut(t *testing.T) {
 // TestStreamFailsMidway: a stream fails and migration is off. The client receives an error event
 // in its API format, nothing is run again, and the reserved load is released.
 func TestStreamFailsMidway(t *testing.T) {
-	for _, k := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Dead} {
+	for _, k := range []sim.FaultKind{sim.Reset, sim.Truncate, sim.StreamFail, sim.Crash} {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
 			t.Run(k.String()+path, func(t *testing.T) {
 				t.Parallel()
@@ -427,7 +427,7 @@ func TestExpiredHandleIsReleased(t *testing.T) {
 	stall := make(chan struct{})
 	endStall := sync.OnceFunc(func() { close(stall) })
 	defer endStall()
-	d.Fault(sim.Fault{Kind: sim.Stall, Leg: "plain", N: 1, Until: stall})
+	d.Fault(sim.Fault{Kind: sim.Stall, Leg: "whole", N: 1, Until: stall})
 	done := make(chan *harness.Answer, 1)
 	go func() { done <- harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")) }()
 	testwait.UntilWithin(t, 20*time.Second, "prefill has answered", func() bool { return len(harness.GenerateRequests(d)) == 1 })

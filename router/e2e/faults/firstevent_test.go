@@ -32,7 +32,7 @@ func TestNonStreamingInitialError(t *testing.T) {
 			}
 			r := harness.StartRouter(t, harness.ShortPrefillTimeout, workers...)
 			want := harness.Post(t, engines[0].URL()+"/v1/chat/completions", harness.Chat(`,"seed":3`)).Text(t)
-			for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Phase: "role"}, {Kind: sim.Cut, Phase: "body"}} {
+			for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Phase: "role"}, {Kind: sim.Truncate, Phase: "body"}} {
 				id := "bad-" + fault.Kind.String() + fault.Phase
 				fault.N, fault.ID = 1, id
 				engines[0].Fault(fault)
@@ -65,7 +65,7 @@ func TestStreamErrorBeforeTokenIDs(t *testing.T) {
 	e0, e1 := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, harness.AllOf(harness.ShortPrefillTimeout, func(c *config.Config) { c.Tokens.Mode = "text" }), harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
 	want := harness.Post(t, e0.URL()+"/v1/chat/completions", harness.Chat("")).Text(t)
-	for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Status: 429}, {Kind: sim.Cut, Phase: "body"}} {
+	for _, fault := range []sim.Fault{{Kind: sim.StreamFail}, {Kind: sim.StreamFail, Status: 429}, {Kind: sim.Truncate, Phase: "body"}} {
 		fault.N = 1
 		e0.Fault(fault)
 		for range 2 {

@@ -52,8 +52,8 @@ func TestMixedFaults(t *testing.T) {
 	p.Ready(t)
 	faults := []sim.Fault{
 		{Kind: sim.Status, P: 0.03}, {Kind: sim.Status, Status: 500, P: 0.02}, {Kind: sim.Stall, Delay: 3 * time.Second, P: 0.01}, {Kind: sim.Stall, After: 2, Delay: 3 * time.Second, P: 0.01},
-		{Kind: sim.Reset, P: 0.02}, {Kind: sim.Reset, After: 3, P: 0.02}, {Kind: sim.Cut, After: 2, P: 0.02}, {Kind: sim.StreamFail, After: 1, P: 0.02},
-		{Kind: sim.Garbage, P: 0.02}, {Kind: sim.BadHandle, P: 0.02}, {Kind: sim.NoHandle, P: 0.02}, {Kind: sim.Slow, Delay: 5 * time.Millisecond, P: 0.2},
+		{Kind: sim.Reset, P: 0.02}, {Kind: sim.Reset, After: 3, P: 0.02}, {Kind: sim.Truncate, After: 2, P: 0.02}, {Kind: sim.StreamFail, After: 1, P: 0.02},
+		{Kind: sim.Malformed, P: 0.02}, {Kind: sim.BadHandle, P: 0.02}, {Kind: sim.NoHandle, P: 0.02}, {Kind: sim.Slow, Delay: 5 * time.Millisecond, P: 0.2},
 	}
 	var asked, remaining atomic.Int64
 	var outcome [6]atomic.Int64

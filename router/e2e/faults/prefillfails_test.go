@@ -163,11 +163,11 @@ func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
 		name  string
 		fault sim.Fault
 	}{
-		{"prefill dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "prefill"}},
+		{"prefill dies with a last word", sim.Fault{Kind: sim.Crash, Leg: "prefill"}},
 		{"prefill resets", sim.Fault{Kind: sim.Reset, Leg: "prefill"}},
-		{"decode dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "decode"}},
+		{"decode dies with a last word", sim.Fault{Kind: sim.Crash, Leg: "decode"}},
 		{"decode resets", sim.Fault{Kind: sim.Reset, Leg: "decode"}},
-		{"any leg dies", sim.Fault{Kind: sim.Dead}},
+		{"any leg dies", sim.Fault{Kind: sim.Crash}},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()

@@ -53,7 +53,7 @@ func (m *MigrationFleet) KilledWhole(t *testing.T, f *EndpointCase) string {
 	t.Helper()
 	body := f.Request(33, false)
 	want := Post(t, m.Reference.URL()+f.Path, body)
-	for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut} {
+	for _, kind := range []sim.FaultKind{sim.Reset, sim.Truncate} {
 		for _, phase := range []string{"", "body"} {
 			id := "whole" + kind.String() + phase
 			m.Fail(id, sim.Fault{Kind: kind, Phase: phase, After: 5})

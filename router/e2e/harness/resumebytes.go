@@ -101,7 +101,7 @@ func (m *MigrationFleet) TestResume(t *testing.T, rng *rand.Rand, k *Resumable, 
 	}
 	most := 4 + rng.IntN(120)
 	body := `{"model":"sim","stream":true,` + fmt.Sprintf(k.Body, prompt, most) + `}`
-	kind := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail}[rng.IntN(3)]
+	kind := []sim.FaultKind{sim.Reset, sim.Truncate, sim.StreamFail}[rng.IntN(3)]
 	after := 1 + rng.IntN(most-2)
 	if k.Path == "/v1/responses" || k.Path == "/v1/messages" {
 		after += 4 // their first events contain no text

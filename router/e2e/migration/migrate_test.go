@@ -33,7 +33,7 @@ var migratableRequests = []struct{ name, path, body string }{
 // TestStreamMigrates: the client does not notice that an engine fails, at any point of a stream.
 func TestStreamMigrates(t *testing.T) {
 	t.Parallel()
-	kinds := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall}
+	kinds := []sim.FaultKind{sim.Reset, sim.Truncate, sim.StreamFail, sim.Stall}
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
 			t.Parallel()
@@ -243,7 +243,7 @@ func TestMigrationWithoutTarget(t *testing.T) {
 			m := harness.StartMigrationFleet(t, true, 3, nil)
 			for _, e := range m.Engines {
 				e.Fault(other)
-				e.Fault(sim.Fault{Kind: sim.Cut, After: 5})
+				e.Fault(sim.Fault{Kind: sim.Truncate, After: 5})
 			}
 			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30}`
 			want := harness.ReadStreamContent(harness.Post(t, m.Reference.URL()+"/v1/chat/completions", body))

@@ -113,7 +113,7 @@ func TestLogprobsMigrate(t *testing.T) {
 				{"/v1/completions", `"prompt":"say it","max_tokens":60,"min_tokens":20,"logprobs":3`, "text_offset"},
 				{"/inference/v1/generate", `"token_ids":[900,901,902],"sampling_params":{"max_tokens":40,"ignore_eos":true,"logprobs":2}`, "content"},
 			} {
-				for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail} {
+				for _, kind := range []sim.FaultKind{sim.Reset, sim.Truncate, sim.StreamFail} {
 					after := 1 + rand.IntN(12)
 					body := `{"model":"sim","stream":true,"stream_options":{"include_usage":true},` + k.body + `}`
 					want, usage := choiceContents(t, harness.Post(t, m.Reference.URL()+k.path, body))
@@ -167,7 +167,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 			for _, v := range whole {
 				shortest = min(shortest, len(sim.Tokenize(v.text)))
 			}
-			for i, kind := range []sim.FaultKind{sim.Reset, sim.StreamFail, sim.Cut, sim.Reset, sim.StreamFail} {
+			for i, kind := range []sim.FaultKind{sim.Reset, sim.StreamFail, sim.Truncate, sim.Reset, sim.StreamFail} {
 				after := 2 + rand.IntN(40)
 				switch {
 				case kind == sim.Reset:

@@ -221,7 +221,7 @@ func TestEveryEndpointMigrates(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			t.Parallel()
 			m := startEndpointFleet(t, &f, 2, nil)
-			for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall} {
+			for _, kind := range []sim.FaultKind{sim.Reset, sim.Truncate, sim.StreamFail, sim.Stall} {
 				most := 30 + rand.IntN(9)
 				after := 1 + rand.IntN(12)
 				if f.Path == "/v1/responses" || f.Path == "/v1/messages" {
@@ -256,7 +256,7 @@ func TestEveryEndpointInitialError(t *testing.T) {
 			body := f.Request(30, true)
 			want := f.Read(harness.Post(t, m.Reference.URL()+f.Path, body))
 			for after := range 4 {
-				for _, kind := range []sim.FaultKind{sim.StreamFail, sim.Cut} {
+				for _, kind := range []sim.FaultKind{sim.StreamFail, sim.Truncate} {
 					m.Fail("begins", sim.Fault{Kind: kind, After: after})
 					m.WantSameRecord(t, fmt.Sprint(kind, " after ", after), f, harness.Post(t, m.URL+f.Path, body, "X-Request-Id", "begins"), want)
 					m.Clear()
@@ -272,8 +272,8 @@ func TestEveryEndpointInitialError(t *testing.T) {
 func TestErrorsOfResponsesAreNumbered(t *testing.T) {
 	f := harness.EndpointCase{Path: "/v1/responses", Body: `"input":"go on and on","max_output_tokens":%d,"ignore_eos":true`}
 	for name, breaks := range map[string][]sim.Fault{
-		"where nobody takes it": {{Kind: sim.Cut, After: 7}, {Kind: sim.Status, Body: `"prompt":[`}},
-		"behind a seam":         {{Kind: sim.Cut, After: 7}, {Kind: sim.Cut, After: 2, Body: `"prompt":[`}},
+		"where nobody takes it": {{Kind: sim.Truncate, After: 7}, {Kind: sim.Status, Body: `"prompt":[`}},
+		"behind a seam":         {{Kind: sim.Truncate, After: 7}, {Kind: sim.Truncate, After: 2, Body: `"prompt":[`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := startEndpointFleet(t, &f, 3, nil)

@@ -175,7 +175,7 @@ func TestLogLinesHaveRequestID(t *testing.T) {
 	arm := func(k sim.FaultKind, leg string) {
 		for _, e := range []*sim.Engine{p0, p1, d} {
 			e.ClearFaults()
-			e.Fault(sim.Fault{Kind: k, Leg: leg, N: 2, After: map[sim.FaultKind]int{sim.Cut: 2}[k]})
+			e.Fault(sim.Fault{Kind: k, Leg: leg, N: 2, After: map[sim.FaultKind]int{sim.Truncate: 2}[k]})
 		}
 	}
 	arm(sim.Reset, "prefill")
@@ -184,7 +184,7 @@ func TestLogLinesHaveRequestID(t *testing.T) {
 	harness.Post(t, url, harness.Chat(""), "X-Request-Id", "log-handle")
 	arm(sim.Status, "prefill")
 	harness.Post(t, url, harness.Chat(""), "X-Request-Id", "log-status")
-	arm(sim.Cut, "decode")
+	arm(sim.Truncate, "decode")
 	harness.Post(t, url, harness.Chat(`,"stream":true`), "X-Request-Id", "log-cut")
 	r.Outcome(t, "log-cut")
 
