@@ -36,6 +36,10 @@ var (
 	systemHead   = []byte(`{"role":"system","content":`)
 	userHead     = []byte(`{"role":"user","content":`)
 	closeArray   = []byte(`]`)
+	// /v1/responses adds the tokenizer's special tokens to what the template renders, unlike
+	// /tokenize and /v1/chat/completions (vLLM 0.32, ResponsesRequest.build_tok_params, which leaves
+	// TokenizeParams.add_special_tokens as it is).
+	addSpecialTokens = []byte(`,"add_special_tokens":true`)
 )
 
 // compose builds the /tokenize request from the body's own bytes.
@@ -63,8 +67,14 @@ func (w *promptWork) compose(doc *jsonscan.Doc) {
 	default:
 		w.add(messagesKey, doc.Raw(jsonscan.KeyMessages))
 	}
+	if w.shape == shapeInput {
+		w.add(addSpecialTokens)
+	}
 	for i := range forwardedMembers {
 		p := &forwardedMembers[i]
+		if w.shape == shapeInput && p.key == jsonscan.KeyAddSpecialTokens {
+			continue // not a member of these requests
+		}
 		if (w.shape != shapePrompt || p.prompt) && doc.Has(p.key) {
 			w.add(p.splice, doc.Raw(p.key))
 		}
