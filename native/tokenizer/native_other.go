@@ -41,3 +41,8 @@ func (m *Model) Render(dst []byte, _ string, _ []byte) ([]byte, error) { return 
 
 // Encode always fails in a build without C code.
 func (m *Model) Encode(dst []uint32, _ []byte, _ bool) ([]uint32, error) { return dst, dl.ErrNoCgo }
+
+// Prompt always fails in a build without C code.
+func (m *Model) Prompt(dst []uint32, _ string, _ []byte, _ bool, _ func([]byte) []byte) ([]uint32, error) {
+	return dst, dl.ErrNoCgo
+}

@@ -31,8 +31,8 @@ func (letters) Encode(dst []uint32, text []byte, _ bool) ([]uint32, error) {
 	return dst, nil
 }
 
-func (letters) Render(dst []byte, _ string, input []byte) ([]byte, error) {
-	return append(dst, input...), nil
+func (l letters) Prompt(dst []uint32, _ string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
+	return l.Encode(dst, rest(slices.Clone(input)), addSpecial)
 }
 func (l letters) Close() { *l.closed++ }
 

@@ -2,6 +2,7 @@ package blockhash
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -149,6 +150,22 @@ func TestSixteenIsXXH3(t *testing.T) {
 		}
 		if got, want := Seqs(nil, Salt(i), b[:], 16)[0], First(Salt(i), localPortable(b[:])); got != want {
 			t.Fatalf("Seqs(%v) = %#x, want %#x", b, got, want)
+		}
+	}
+}
+
+// TestContinueSeqs: hashes that are continued from any block are those of all tokens.
+func TestContinueSeqs(t *testing.T) {
+	tokens := make([]uint32, 100)
+	for i := range tokens {
+		tokens[i] = uint32(i * i)
+	}
+	for _, size := range []int{1, 7, 16, 100, 101} {
+		want := Seqs([]Seq{1, 2}, 3, tokens, size)
+		for n := range len(want) - 1 {
+			if got := ContinueSeqs(slices.Clone(want[:2+n]), 2, 3, tokens, size); !slices.Equal(got, want) {
+				t.Errorf("blocks of %d from block %d: %x, want %x", size, n, got, want)
+			}
 		}
 	}
 }

@@ -47,6 +47,15 @@ func Seqs(dst []Seq, salt Salt, tokens []uint32, blockSize int) []Seq {
 	return dst
 }
 
+// ContinueSeqs is Seqs for tokens of which the first blocks are hashed: dst[from:] has their sequence
+// hashes, with the same salt and block size, and gets those of the other full blocks.
+func ContinueSeqs(dst []Seq, from int, salt Salt, tokens []uint32, blockSize int) []Seq {
+	if len(dst) > from && blockSize > 0 {
+		salt, tokens = Salt(dst[len(dst)-1]), tokens[(len(dst)-from)*blockSize:]
+	}
+	return Seqs(dst, salt, tokens, blockSize)
+}
+
 // TextSeqs is Seqs over raw bytes, for text mode, in blocks of blockBytes bytes. Text and tokens
 // never have equal hashes.
 func TextSeqs(dst []Seq, salt Salt, text []byte, blockBytes int) []Seq {

@@ -7,6 +7,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/router/blockhash"
+	"sluice/router/tokenize/incremental"
 )
 
 // Hints carries what an in-process caller knows about a request beyond its body and headers. The
@@ -102,7 +103,7 @@ func (q *request) abortReason() string {
 // lookups.
 func (q *request) applyHintedTokens() {
 	if h, ok := q.req.Attached.(*Hints); ok && len(h.Tokens) > 0 {
-		q.prompt.Tokens = append(q.prompt.Tokens[:0], h.Tokens...)
+		q.prompt.Tokens, q.prompt.Blocks = append(q.prompt.Tokens[:0], h.Tokens...), q.prompt.Blocks[:0]
 		q.prompt.Count = len(q.prompt.Tokens)
 	}
 }
@@ -117,6 +118,9 @@ func (q *request) planPrefilled() {
 // blockSeqs appends the sequence hashes of the prompt's blocks to dst.
 func (q *request) blockSeqs(dst []blockhash.Seq, salt blockhash.Salt, size int) []blockhash.Seq {
 	if len(q.media) == 0 {
+		if p := &q.prompt; size == incremental.BlockSize && len(p.Blocks) > 0 && salt == p.BlockSalt {
+			return append(dst, p.Blocks...)
+		}
 		return blockhash.Seqs(dst, salt, q.prompt.Tokens, size)
 	}
 	return seqsWithMedia(dst, salt, q.prompt.Tokens, size, q.media)

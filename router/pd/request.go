@@ -195,7 +195,7 @@ func (q *request) recycle() {
 
 // reset clears everything but the memory.
 func (s *scratch) reset() {
-	s.prompt = tokenize.Prompt{Tokens: s.prompt.Tokens[:0]}
+	s.prompt = tokenize.Prompt{Tokens: s.prompt.Tokens[:0], Blocks: s.prompt.Blocks[:0]}
 	s.overlaps, s.keys, s.keyBuf = s.overlaps[:0], s.keys[:0], s.keyBuf[:0]
 	clear(s.summary.baseModels[:cap(s.summary.baseModels)])
 	s.summary = poolSummary{blockSizes: s.summary.blockSizes[:0], baseModels: s.summary.baseModels[:0]}

@@ -63,7 +63,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 		s.addNote("not migrated: " + reason)
 		return nil
 	}
-	q.prompt.Tokens, q.prompt.Count = next.Tokens, len(next.Tokens)
+	q.prompt.Tokens, q.prompt.Blocks, q.prompt.Count = next.Tokens, q.prompt.Blocks[:0], len(next.Tokens)
 	q.maxTokens, q.otherChoiceTokens = next.MaxTokens, next.OtherTokens
 	var err error
 	q.x, err = front.NewExchange(&front.InProcessRequest{

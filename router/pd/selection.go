@@ -167,7 +167,7 @@ func (q *request) isPredetermined() bool {
 // estimatePrompt replaces resolvePrompt if there is nothing to choose. It estimates the prompt's
 // length for the load accounting of the ranks.
 func (q *request) estimatePrompt() {
-	q.prompt = tokenize.Prompt{Tokens: q.prompt.Tokens[:0], Count: len(q.req.Doc.Body) / bytesPerToken}
+	q.prompt = tokenize.Prompt{Tokens: q.prompt.Tokens[:0], Blocks: q.prompt.Blocks[:0], Count: len(q.req.Doc.Body) / bytesPerToken}
 	q.overlaps, q.keys = q.overlaps[:0], q.keys[:0]
 	q.approx.Reset()
 }

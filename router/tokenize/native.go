@@ -11,27 +11,23 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
 	"sluice/router/tokenize/chatinput"
 	"sluice/router/tokenize/incremental"
 )
 
-// NativeModel renders and encodes in this process. It is safe for concurrent use, bounds its calls
-// in time and memory, and may be called from any goroutine but an event loop.
-// native/tokenizer.Model is one.
-type NativeModel interface {
-	incremental.Model
-	// Render appends the text of a chat to dst. template "" is the model's own; input is what
-	// chatinput.Input.Chat holds.
-	Render(dst []byte, template string, input []byte) ([]byte, error)
-}
+// NativeModel renders and encodes in this process. It bounds its calls in time and memory, and may
+// be called from any goroutine but an event loop. The input of its chats is what
+// chatinput.Input.Chat holds. native/tokenizer.Model is one.
+type NativeModel interface{ incremental.Renderer }
 
 // InProcess is a model whose prompts are tokenized in this process. It compares some of them with the
 // engines' own ids and stops being used when one differs, until the engine that differed restarts.
 type InProcess struct {
 	name     string
-	model    NativeModel
 	settings chatinput.Settings
 	encoder  *incremental.Encoder
+	longest  int // Prompt.LongestToken
 
 	prompts atomic.Uint64
 
@@ -60,7 +56,10 @@ type Mismatch struct {
 
 // NewInProcess returns an InProcess. rules may be nil.
 func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremental.Rules, settings chatinput.Settings) (*InProcess, error) {
-	n := &InProcess{name: name, model: model, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}}
+	n := &InProcess{name: name, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}}
+	if rules != nil {
+		n.longest = rules.LongestAdded
+	}
 	return n, n.encoder.Check()
 }
 
@@ -99,7 +98,7 @@ type NativeQuery struct {
 	Model, Base string
 	Kind        Kind
 	Doc         *jsonscan.Doc
-	// Scope separates prompts that must not share what is cached.
+	// Scope separates prompts that must not share what is cached. It is the salt of their blocks.
 	Scope uint64
 	// Endpoint is an engine to compare with, nil if none; Incarnation is that of its process.
 	Endpoint    *upstream.Endpoint
@@ -119,7 +118,6 @@ var nativeAPIs = [...]struct {
 // nativeWork is the scratch memory of one prompt.
 type nativeWork struct {
 	input chatinput.Input
-	text  []byte
 }
 
 var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(nativeWork) }}
@@ -128,15 +126,15 @@ var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(
 const maxNativeScratch = 1 << 20
 
 func (w *nativeWork) put() {
-	if cap(w.text) <= maxNativeScratch && cap(w.input.Chat) <= maxNativeScratch && cap(w.input.Text) <= maxNativeScratch {
-		w.text = w.text[:0]
+	if cap(w.input.Chat) <= maxNativeScratch && cap(w.input.Text) <= maxNativeScratch {
 		nativeWorks.Put(w)
 	}
 }
 
-// PromptInProcess sets dst to the prompt's ids if they can be found in this process. Otherwise it returns
-// false and leaves dst to Prompt. It calls the library at most twice, to render and to encode what
-// is not cached, each time for at most the library's own time-out.
+// PromptInProcess sets dst to the prompt's ids, and the hashes of their blocks with q.Scope as the
+// salt, if they can be found in this process. Otherwise it returns false and leaves dst to Prompt. It
+// calls the library once, for at most the library's own time-out, and not at all for a completion
+// that is cached.
 func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	models := t.nativeModels()
 	if len(models) == 0 || int(q.Kind) >= len(nativeAPIs) {
@@ -157,26 +155,29 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 		return false
 	}
 	w := nativeWorks.Get()
-	defer w.put()
 	if reason := w.input.Read(nativeAPIs[q.Kind].api, q.Doc.Body, &n.settings); reason != "" {
 		t.unmodelled.Add(1)
+		w.put()
 		return false
 	}
-	text := w.input.Text
-	if q.Kind != Completion {
-		var err error
-		if w.text, err = n.model.Render(w.text[:0], "", w.input.Chat); err != nil {
-			t.nativeFailed.Add(1)
-			return false
-		}
-		text = w.text
+	out := incremental.Output{IDs: dst.Tokens[:0], Blocks: dst.Blocks[:0]}
+	var found incremental.Result
+	var err error
+	if q.Kind == Completion {
+		found, err = n.encoder.EncodeText(&out, q.Scope, w.input.Text, w.input.AddSpecial)
+	} else {
+		found, err = n.encoder.EncodeChat(&out, q.Scope, w.input.Chat, w.input.AddSpecial)
 	}
-	ids, found, err := n.encoder.Encode(dst.Tokens[:0], q.Scope, text, w.input.AddSpecial)
-	if err != nil {
+	if err != nil { // w belongs to the call, which may still run
 		t.nativeFailed.Add(1)
 		return false
 	}
-	*dst = Prompt{Source: FromNative, Tokens: ids, Count: len(ids), Verified: verified, buf: dst.buf}
+	w.put()
+	ids := out.IDs
+	*dst = Prompt{
+		Source: FromNative, Tokens: ids, Count: len(ids), Blocks: out.Blocks, BlockSalt: blockhash.Salt(q.Scope),
+		TextBytes: found.Bytes, LongestToken: n.longest, Verified: verified, buf: dst.buf,
+	}
 	t.sources[FromNative].Add(1)
 	t.nativeCached.Add(uint64(found.Cached))
 	t.nativeEncoded.Add(uint64(found.Encoded))

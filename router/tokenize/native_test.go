@@ -48,7 +48,18 @@ func (m *byteModel) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32
 	return dst, nil
 }
 
-func (m *byteModel) Render(dst []byte, _ string, input []byte) ([]byte, error) {
+func (m *byteModel) Prompt(dst []uint32, _ string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
+	text, err := m.render(input)
+	if err != nil {
+		return dst, err
+	}
+	if part := rest(text); part != nil {
+		return m.Encode(dst, part, addSpecial)
+	}
+	return dst, nil
+}
+
+func (m *byteModel) render(input []byte) (dst []byte, err error) {
 	var in struct {
 		Messages []struct{ Role, Content string }
 	}
@@ -112,7 +123,7 @@ func (e *renderEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in.Read(kind, body, new(chatinput.Settings))
 	text := in.Text
 	if kind != chatinput.Completions {
-		text, _ = m.Render(nil, "", in.Chat)
+		text, _ = m.render(in.Chat)
 	}
 	ids, _ := m.Encode(nil, text, in.AddSpecial)
 	answer := map[string]any{"token_ids": ids}
@@ -219,7 +230,7 @@ func TestMismatch(t *testing.T) {
 		t.Fatal("the first prompt was not tokenized")
 	}
 	m := <-reports
-	rendered, _ := new(byteModel).Render(nil, "", []byte(`{"messages":[{"role":"user","content":"hello 1"}]}`))
+	rendered, _ := new(byteModel).render([]byte(`{"messages":[{"role":"user","content":"hello 1"}]}`))
 	ids, _ := new(byteModel).Encode(nil, rendered, false)
 	if m.Model != "m" || m.URL != e.ep.URL() || m.API != "/v1/chat/completions" || m.Position != len(ids) || m.Native != len(ids) || m.Engine != len(ids)+len("<think>") {
 		t.Errorf("reported %+v", m)

@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
 	"sluice/router/tokenize/incremental"
 )
 
@@ -59,9 +60,17 @@ type Prompt struct {
 	// Text is what to hash in text mode. The text of a chat's next turn has that of this turn as
 	// its prefix. It is only a key: JSON escapes and punctuation are left as the client sent them.
 	Text []byte
+	// Blocks are the hashes of the full blocks of incremental.BlockSize tokens with BlockSalt, if the
+	// source has them. They belong to the caller like Tokens.
+	Blocks    []blockhash.Seq
+	BlockSalt blockhash.Salt
 	// Count is the length in tokens of all prompts of the request: exact if one prompt's ids are
 	// known, otherwise estimated.
 	Count int
+	// TextBytes are the bytes of the text that was rendered and encoded, for ids FromNative.
+	// LongestToken is a number of characters that some token of the vocabulary has, 0 if unknown:
+	// vLLM 0.32 does not tokenize texts that are longer than as many such tokens as its context has.
+	TextBytes, LongestToken int
 	// Verified says that ids from FromNative have been compared with the engine's, for another
 	// prompt of the model, without a difference.
 	Verified bool
@@ -196,7 +205,7 @@ func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
 // chosen by the caller among those that serve the model; nil means none. Cancelling call ends the
 // lookup; call may be nil, and must be unused, because the engine request uses it.
 func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
-	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Verified, dst.Err = None, dst.Tokens[:0], nil, 0, false, ""
+	*dst = Prompt{Tokens: dst.Tokens[:0], Blocks: dst.Blocks[:0], buf: dst.buf}
 	t.find(dst, kind, doc, ep, call)
 	t.sources[dst.Source].Add(1)
 }
@@ -239,7 +248,7 @@ func (t *Tokenizer) FromRequestIDs(dst *Prompt, kind Kind, doc *jsonscan.Doc) bo
 		}
 		more = w.extraTokens
 	}
-	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Verified, dst.Err = FromRequest, ids, nil, len(ids)+more, false, ""
+	*dst = Prompt{Source: FromRequest, Tokens: ids, Blocks: dst.Blocks[:0], Count: len(ids) + more, buf: dst.buf}
 	t.sources[FromRequest].Add(1)
 	return true
 }

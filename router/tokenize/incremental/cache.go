@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/zeebo/xxh3"
+
+	"sluice/router/blockhash"
 )
 
 // key identifies a text and everything before it in the same prompt: each is the hash of the one
@@ -12,7 +14,7 @@ import (
 // in every process keeps a client from constructing one.
 type key = xxh3.Uint128
 
-// Cache contains the ids of segments of texts, bounded in bytes. Several Encoders share it. It is
+// Cache contains the ids of segments of texts and the hashes of their blocks, bounded in bytes. Several Encoders share it. It is
 // safe for concurrent use.
 //
 // The segments form trees: a segment's parent is the one before it. Only a segment without
@@ -35,17 +37,18 @@ type segment struct {
 	packed []byte // the ids, in three bytes each and a byte more, or in four if wide
 	wide   bool
 	count  int
-	total  int // ids from the beginning of the text to the end of the segment
+	total  int             // ids from the beginning of the text to the end of the segment
+	blocks []blockhash.Seq // of the blocks that end in the segment
 
 	children       int
 	next, previous *segment // in the ring, if children is 0
 }
 
-// segmentOverhead is approximately the memory of a segment besides its ids: the struct, its place
-// in the map, the rounding of the slice.
-const segmentOverhead = 224
+// segmentOverhead is approximately the memory of a segment besides its ids and hashes: the struct,
+// its place in the map, the rounding of the slices.
+const segmentOverhead = 256
 
-func (s *segment) cost() int64 { return int64(cap(s.packed)) + segmentOverhead }
+func (s *segment) cost() int64 { return int64(cap(s.packed)+8*cap(s.blocks)) + segmentOverhead }
 
 // NewCache returns a Cache that holds at most limit bytes; with 0 it holds nothing.
 func NewCache(limit int64) *Cache {

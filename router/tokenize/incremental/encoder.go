@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"sluice/dataplane/objpool"
+	"sluice/router/blockhash"
 )
 
 // Model encodes a whole text. It is safe for concurrent use.
@@ -78,30 +79,57 @@ func (e *Encoder) Check() error {
 	return nil
 }
 
+// Renderer renders and encodes in one call. It is safe for concurrent use. native/tokenizer.Model is
+// one.
+type Renderer interface {
+	Model
+	// Prompt renders input with a chat template ("": the model's own), passes the text to rest, which
+	// is valid until rest returns, and appends the ids of what rest returns, the end of the text or
+	// nil for nothing, to dst. addSpecial is that of Encode. After an error, input and what rest refers to
+	// belong to the call, which may still run.
+	Prompt(dst []uint32, template string, input []byte, addSpecial bool, rest func(text []byte) []byte) ([]uint32, error)
+}
+
 // Result is what Encode found.
 type Result struct {
 	Cached  int // ids that were cached
 	Encoded int // bytes of text that the model has encoded
+	Hashed  int // block hashes that were computed; the others were cached
+	Bytes   int // of the whole text
 }
 
-// work is the scratch memory of one Encode.
+// Output is where a text's ids go, and the hashes of their full blocks of BlockSize ids.
+type Output struct {
+	IDs    []uint32
+	Blocks []blockhash.Seq // those of blockhash.Seqs with the scope as the salt
+}
+
+// BlockSize is the number of ids in a block whose hash is cached.
+const BlockSize = 16
+
+// work is the scratch memory of one text.
 type work struct {
-	cuts  []cut
-	keys  []key
-	chain []*segment
-	added []*segment
+	cuts        []cut
+	keys        []key
+	chain       []*segment // the cached segments, last first
+	added       []*segment
+	tail        []uint32 // the ids of what is not cached
+	n           int      // segments that are cached
+	from, bytes int      // where the part that is not cached begins, and the text ends
+	occurrences int      // boundary tokens in the text
 }
 
 var works = objpool.Pool[work]{New: func() *work { return new(work) }}
 
-// maxScratch bounds the memory that a pooled work keeps, in segments of a text.
+// maxScratch bounds the memory that a pooled work keeps: the segments of a text, and a quarter of its
+// ids.
 const maxScratch = 1 << 16
 
 func (w *work) put() {
 	clear(w.chain)
 	clear(w.added)
-	*w = work{cuts: w.cuts[:0], keys: w.keys[:0], chain: w.chain[:0], added: w.added[:0]}
-	if cap(w.keys) <= maxScratch {
+	*w = work{cuts: w.cuts[:0], keys: w.keys[:0], chain: w.chain[:0], added: w.added[:0], tail: w.tail[:0]}
+	if cap(w.keys) <= maxScratch && cap(w.tail) <= 4*maxScratch {
 		works.Put(w)
 	}
 }
@@ -110,42 +138,86 @@ func (w *work) put() {
 // is cached only within a scope; the caller passes what separates KV in the engines, such as the
 // cache salt. If the model fails, dst's length is unchanged.
 func (e *Encoder) Encode(dst []uint32, scope uint64, text []byte, addSpecial bool) ([]uint32, Result, error) {
-	if e.cache == nil {
-		ids, err := e.model.Encode(dst, text, addSpecial)
-		return ids, Result{Encoded: len(text)}, err
-	}
+	out := Output{IDs: dst}
+	res, err := e.EncodeText(&out, scope, text, addSpecial)
+	return out.IDs, res, err
+}
+
+// EncodeText is Encode with the hashes of the blocks of text's ids, which it appends to out.Blocks.
+func (e *Encoder) EncodeText(out *Output, scope uint64, text []byte, addSpecial bool) (Result, error) {
 	w := works.Get()
 	defer w.put()
-	occurrences := 0
-	if e.rules != nil {
-		w.cuts, occurrences = e.rules.boundaries.cuts(w.cuts, text, e.minSegment)
+	var err error
+	if rest := e.plan(w, scope, text, addSpecial); rest != nil {
+		if w.tail, err = e.model.Encode(w.tail, rest, addSpecial && e.rules == nil); err != nil {
+			return Result{Encoded: len(rest)}, err
+		}
 	}
-	e.hash(w, scope, text, addSpecial && e.rules == nil)
-	var n int
-	w.chain, n = e.cache.find(w.chain, w.keys)
-	var res Result
-	if n > 0 {
+	return e.finish(w, out, scope, addSpecial), nil
+}
+
+// EncodeChat renders a chat with the template of the model, which must be a Renderer, and encodes
+// its text like EncodeText. After an error the call may still use input.
+func (e *Encoder) EncodeChat(out *Output, scope uint64, input []byte, addSpecial bool) (Result, error) {
+	w := works.Get()
+	tail, err := e.model.(Renderer).Prompt(w.tail, "", input, addSpecial && e.rules == nil, func(text []byte) []byte {
+		return e.plan(w, scope, text, addSpecial)
+	})
+	if err != nil {
+		return Result{}, err // w belongs to the call
+	}
+	defer w.put()
+	w.tail = tail
+	return e.finish(w, out, scope, addSpecial), nil
+}
+
+// plan finds what of a text is cached and returns the rest, which the model has to encode; nil if
+// all of it is cached.
+func (e *Encoder) plan(w *work, scope uint64, text []byte, addSpecial bool) (rest []byte) {
+	w.bytes = len(text)
+	if text == nil {
+		text = []byte{}
+	}
+	if e.cache == nil {
+		return text
+	}
+	if e.rules != nil {
+		w.cuts, w.occurrences = e.rules.boundaries.cuts(w.cuts, text, e.minSegment)
+	}
+	e.hash(w, scope, text, addSpecial && (e.rules == nil || len(e.rules.Prefix) > 0))
+	w.chain, w.n = e.cache.find(w.chain, w.keys)
+	w.from = w.start(w.n, len(text))
+	if w.n == len(w.keys) {
+		return nil
+	}
+	return text[w.from:]
+}
+
+// finish joins what is cached with the ids that the model has given for the rest, and stores them.
+func (e *Encoder) finish(w *work, out *Output, scope uint64, addSpecial bool) Result {
+	res := Result{Encoded: w.bytes - w.from, Bytes: w.bytes}
+	if w.n > 0 {
 		res.Cached = w.chain[0].total
 	}
-	from := w.start(n, len(text))
-	ids := dst
-	if addSpecial && e.rules != nil {
-		ids = append(ids, e.rules.Prefix...)
+	before, have := len(out.IDs), len(out.Blocks)
+	special := addSpecial && e.rules != nil
+	if special {
+		out.IDs = append(out.IDs, e.rules.Prefix...)
 	}
-	ids = appendChain(ids, w.chain, res.Cached)
-	if n < len(w.keys) {
-		res.Encoded = len(text) - from
-		tail := len(ids)
-		var err error
-		if ids, err = e.model.Encode(ids, text[from:], addSpecial && e.rules == nil); err != nil {
-			return dst, res, err
-		}
-		e.store(w, n, ids[tail:], occurrences, len(text)-from)
+	first := len(out.IDs) - before // ids before those of the text
+	out.IDs = appendChain(out.IDs, w.chain, res.Cached)
+	out.IDs = append(out.IDs, w.tail...)
+	if special {
+		out.IDs = append(out.IDs, e.rules.Suffix...)
 	}
-	if addSpecial && e.rules != nil {
-		ids = append(ids, e.rules.Suffix...)
+	out.Blocks = appendBlocks(out.Blocks, w.chain)
+	res.Hashed = -len(out.Blocks)
+	out.Blocks = blockhash.ContinueSeqs(out.Blocks, have, blockhash.Salt(scope), out.IDs[before:], BlockSize)
+	res.Hashed += len(out.Blocks)
+	if w.n < len(w.keys) {
+		e.store(w, first, out.Blocks[have:])
 	}
-	return ids, res, nil
+	return res
 }
 
 // hash computes the keys of the text's segments: one for each cut, of what is before it, and one for
@@ -205,39 +277,56 @@ func appendChain(dst []uint32, chain []*segment, total int) []uint32 {
 	return dst
 }
 
+// appendBlocks appends the hashes of the blocks that end in a chain, whose first segment is the last
+// one of the text.
+func appendBlocks(dst []blockhash.Seq, chain []*segment) []blockhash.Seq {
+	n := 0
+	for _, s := range chain {
+		n += len(s.blocks)
+	}
+	end := len(dst) + n
+	dst = slices.Grow(dst, n)[:end]
+	for _, s := range chain {
+		end -= len(s.blocks)
+		copy(dst[end:], s.blocks)
+	}
+	return dst
+}
+
 // minStored is the least number of bytes of a last segment that is worth its place in the cache: a
 // shorter one, such as a generation prompt, is encoded again.
 const minStored = 256
 
-// store adds the segments from number n on, whose ids are ids, to the cache.
-func (e *Encoder) store(w *work, n int, ids []uint32, occurrences, bytes int) {
-	from := w.start(n, 0)
+// store adds the segments that are not cached. first is the number of ids before those of the text;
+// blocks are the hashes of all blocks.
+func (e *Encoder) store(w *work, first int, blocks []blockhash.Seq) {
 	total := 0
 	var parent *segment
-	if n > 0 {
-		parent, total = w.chain[0], w.chain[0].total
-	}
 	before := 0 // boundary tokens before the first segment to add
-	if n > 0 {
-		before = w.cuts[n-1].ordinal
+	if w.n > 0 {
+		parent, total = w.chain[0], w.chain[0].total
+		before = w.cuts[w.n-1].ordinal
 	}
-	if n < len(w.cuts) && !e.eachOnce(ids, occurrences-before) {
+	if w.n < len(w.cuts) && !e.eachOnce(w.tail, w.occurrences-before) {
 		e.whole.Add(1)
 		return
 	}
 	pos, seen := 0, 0
-	for i := n; i < len(w.keys); i++ {
+	for i := w.n; i < len(w.keys); i++ {
 		begin := pos
 		if i < len(w.cuts) {
-			pos, seen = e.advance(ids, pos, seen, w.cuts[i].ordinal-before)
+			pos, seen = e.advance(w.tail, pos, seen, w.cuts[i].ordinal-before)
 		} else {
-			pos = len(ids)
-			if from+bytes-w.start(i, 0) < e.minStored {
+			pos = len(w.tail)
+			if w.bytes-w.start(i, 0) < e.minStored {
 				break
 			}
 		}
+		from := (first + total) / BlockSize
 		total += pos - begin
-		s := newSegment(w.keys[i], parent, ids[begin:pos], total)
+		to := (first + total) / BlockSize
+		s := newSegment(w.keys[i], parent, w.tail[begin:pos], total)
+		s.blocks = append(make([]blockhash.Seq, 0, to-from), blocks[from:to]...)
 		w.added = append(w.added, s)
 		parent = s
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice/dataplane/objpool"
+	"sluice/router/blockhash"
 )
 
 func init() { objpool.EnableChecks() }
@@ -104,9 +105,15 @@ func TestEqualsFullEncode(t *testing.T) {
 				scope, addSpecial := rng.Uint64N(2), rng.IntN(2) == 0
 				conversation(rng, func(text string) bool {
 					want, _ := toy.Encode(nil, []byte(text), addSpecial)
-					got, res, err := e.Encode([]uint32{1, 2, 3}, scope, []byte(text), addSpecial)
+					out := Output{IDs: []uint32{1, 2, 3}, Blocks: []blockhash.Seq{4}}
+					res, err := e.EncodeText(&out, scope, []byte(text), addSpecial)
 					if err != nil {
 						t.Fatal(err)
+					}
+					got := out.IDs
+					hashes := blockhash.Seqs([]blockhash.Seq{4}, blockhash.Salt(scope), want, BlockSize)
+					if !slices.Equal(out.Blocks, hashes) {
+						t.Fatalf("text %q: blocks %x, want %x (%d of %d ids cached, %d hashed)", text, out.Blocks, hashes, res.Cached, len(want), res.Hashed)
 					}
 					if !slices.Equal(got, slices.Concat([]uint32{1, 2, 3}, want)) {
 						t.Fatalf("text %q: ids %v, want %v (%d cached)", text, got[3:], want, res.Cached)
@@ -221,8 +228,9 @@ func TestOnlyTheNewIsEncoded(t *testing.T) {
 	if res.Cached != 0 || res.Encoded != len(old) {
 		t.Errorf("first turn: %+v, want all of %d bytes encoded", res, len(old))
 	}
-	if _, res, _ = e.Encode(nil, 1, []byte(next), false); res.Encoded > len(next)-len(old)+4<<10 || res.Cached < len(first)*9/10 {
-		t.Errorf("next turn: %+v, want little more than its %d new bytes encoded", res, len(next)-len(old))
+	second, res, _ := e.Encode(nil, 1, []byte(next), false)
+	if res.Encoded > len(next)-len(old)+4<<10 || res.Cached < len(first)*9/10 || res.Hashed > (len(second)-res.Cached)/BlockSize+1 {
+		t.Errorf("next turn: %+v, want little more than its %d new bytes encoded, and the blocks of its new ids hashed", res, len(next)-len(old))
 	}
 	if _, res, _ = e.Encode(nil, 1, []byte(next), false); res.Encoded > minSegment+minStored {
 		t.Errorf("the same text again: %+v", res)
@@ -353,6 +361,7 @@ func TestConcurrent(t *testing.T) {
 func TestMemoryOfConversations(t *testing.T) {
 	const tokens, bytesOfText = 70_000, 300 << 10
 	s := newSegment(key{}, nil, make([]uint32, tokens), tokens)
+	s.blocks = make([]blockhash.Seq, tokens/BlockSize)
 	if total := s.cost() + bytesOfText/minSegment*segmentOverhead; total > 384<<20/1000 {
 		t.Errorf("a conversation of %d tokens takes %d bytes, want at most %d", tokens, total, 384<<20/1000)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // AddedToken is a token that a tokenizer finds in the text before its own rules apply. The names
@@ -26,6 +27,8 @@ type Rules struct {
 	// Prefix and Suffix are the ids that the post-processor adds to a text if special tokens are
 	// requested.
 	Prefix, Suffix []uint32
+	// LongestAdded is the number of characters of the longest added token.
+	LongestAdded int
 
 	boundaries *boundarySet
 }
@@ -85,6 +88,9 @@ func NewRules(tokenizerJSON []byte, tokens []AddedToken) (*Rules, error) {
 		}
 	}
 	r.boundaries = newBoundarySet(boundaryTokens(tokens))
+	for _, t := range tokens {
+		r.LongestAdded = max(r.LongestAdded, utf8.RuneCountInString(t.Content))
+	}
 	return r, nil
 }
 
