@@ -80,6 +80,9 @@ type Exchange interface {
 	Reply(resp *upstream.Response, body []byte)
 	// ReplyJSON responds with a JSON body of the router. It copies body.
 	ReplyJSON(status int, body []byte)
+	// ReplyRefusal is ReplyJSON with the reason's status and X-Sluice-Reason, for a refusal in an
+	// engine's own words. It is reported like that of Error.
+	ReplyRefusal(reason Reason, body []byte)
 	// ReplyEvents responds with status 200 and a complete event stream. It copies body.
 	ReplyEvents(body []byte)
 	// Relay answers with the engine's response resp. It composes the head now; package relay sends

@@ -216,6 +216,13 @@ func (x *httpExchange) ReplyJSON(status int, body []byte) {
 	x.setCompressedBody(body)
 }
 
+// ReplyRefusal implements Exchange.
+func (x *httpExchange) ReplyRefusal(reason Reason, body []byte) {
+	x.SetHeader("X-Sluice-Reason", string(reason))
+	x.ReplyJSON(reason.Status(), body)
+	x.reportRefused(reason, "")
+}
+
 // ReplyEvents implements Exchange.
 func (x *httpExchange) ReplyEvents(body []byte) {
 	if x.headSent() {

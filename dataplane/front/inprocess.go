@@ -217,6 +217,11 @@ func (x *inProcessExchange) ReplyJSON(status int, body []byte) {
 	}
 }
 
+// ReplyRefusal implements Exchange.
+func (x *inProcessExchange) ReplyRefusal(reason Reason, body []byte) {
+	x.ReplyJSON(reason.Status(), body)
+}
+
 // ReplyEvents implements Exchange.
 func (x *inProcessExchange) ReplyEvents(body []byte) { x.ReplyJSON(200, body) }
 

@@ -16,6 +16,7 @@ const (
 	BadField           Reason = "bad_field"
 	BadHeader          Reason = "bad_header"
 	ForbiddenField     Reason = "forbidden_field"
+	ContextLength      Reason = "context_length" // the prompt or max_tokens exceeds the engines' context length
 	BodyTooLarge       Reason = "body_too_large"
 	RequestTimeout     Reason = "request_timeout"
 	HeadTooLarge       Reason = "head_too_large"
@@ -70,6 +71,7 @@ var reasonTable = map[Reason]reasonInfo{
 	BadField:           {400, "invalid_request_error", ""},
 	BadHeader:          {400, "invalid_request_error", ""},
 	ForbiddenField:     {400, "invalid_request_error", ""},
+	ContextLength:      {400, "BadRequestError", ""}, // as vLLM's
 	BodyTooLarge:       {413, "invalid_request_error", ""},
 	RequestTimeout:     {408, "invalid_request_error", ""},
 	HeadTooLarge:       {431, "invalid_request_error", ""},
