@@ -93,7 +93,7 @@ func startConsole(t *testing.T) *consoleFleet {
 	f := &consoleFleet{path: filepath.Join(t.TempDir(), "sluice.yaml")}
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: %s, runtime_file: %s}\nhealth: {interval: 100ms}\n", token, filepath.Join(t.TempDir(), "rt.json"))
-	b.WriteString("pd: {family: nixl}\napi_keys:\n")
+	b.WriteString("pd: {family: nixl}\nadmission: {classes: [{name: interactive}, {name: batch, models: [small]}], default_class: interactive}\napi_keys:\n")
 	fmt.Fprintf(&b, "  - {name: team-a, sha256: %q}\n", apikey.HashOf(keyA))
 	fmt.Fprintf(&b, "  - {name: team-b, sha256: %q, requests_per_minute: 6000, models: [sim, broken, none]}\n", apikey.HashOf(keyB))
 	b.WriteString("workers:\n")

@@ -102,7 +102,7 @@ type fixture struct {
 }
 
 // start runs a server on a free port and stops it at the end of the test.
-func start(t *testing.T, change func(*Options)) *fixture {
+func start(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	before := runtime.NumGoroutine()
 	f := &fixture{fleet: newFakeFleet(), metrics: obs.NewMetrics(), timelines: recent.New(recent.Options{Size: 100, Slow: time.Second}),

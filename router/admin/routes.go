@@ -32,7 +32,7 @@ var Routes []Route
 func init() {
 	Routes = append(consoleRoutes(), []Route{
 		{"GET", "/admin/v1/router", "which router this is: addresses, configuration file, process id and uptime", false, (*Server).identity},
-		{"GET", "/admin/v1/status", "one document for one update of the console; ?parts= some of workers, models, keys, requests, transfers, queues, ?detail= a worker, ?request= an id, ?since=, filters of requests: ?model=, ?worker=, ?key=, ?outcome=, ?slow_ms=, ?limit=", false, (*Server).status},
+		{"GET", "/admin/v1/status", "one document for one update of the console; ?parts= some of workers, models, keys, requests, transfers, queues, ?detail= a worker, ?request= an id, ?since=, filters of requests: ?model=, ?worker=, ?key=, ?class=, ?tenant=, ?outcome=, ?slow_ms=, ?limit=", false, (*Server).status},
 		{"GET", "/admin/v1/timeline/{id}", "a finished request with the times of its parts", false, (*Server).timeline},
 		{"GET", "/admin/v1/timeline", "the same by ?id=", false, (*Server).timeline},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
@@ -121,6 +121,7 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusConflict, "cannot_drain", err.Error())
 			return
 		}
+		s.workerList.changed()
 		s.log.Info("drain requested by the admin API", "worker", id, "draining", on)
 		answer(w, http.StatusOK, s.workerView(wk))
 		return

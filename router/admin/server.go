@@ -120,6 +120,7 @@ type Server struct {
 	ownSampler      *sampler
 	comparedSampler *sampler // nil without Options.Compared
 	models          *modelSampler
+	workerList      workerList
 	runtime         string // path of the runtime file that was written; "": none
 	started         time.Time
 
@@ -286,6 +287,7 @@ func (s *Server) CloseForSuccessor(ctx context.Context) error {
 // WorkerChanged adds a state change to the event stream. It has the signature of the fleet's
 // OnState and does not block.
 func (s *Server) WorkerChanged(w *worker.Worker, from, to worker.State, reason string) {
+	s.workerList.changed()
 	s.hub.offer(Event{Type: "state", At: time.Now().UnixMilli(), Worker: w.Spec.ID, Role: w.Spec.Role.String(),
 		From: from.String(), To: to.String(), Reason: reason})
 }

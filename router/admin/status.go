@@ -16,7 +16,8 @@ import (
 )
 
 // Status is the response of /admin/v1/status: what one update of the console shows, read at one
-// time, so that no two parts of the page disagree. Parts that were not asked for are absent.
+// time, so that no two parts of the page disagree. Parts that were not asked for are absent. The list of
+// workers, with Fleet and InFlight, is shared by all clients that ask within sharedFor.
 type Status struct {
 	At       int64    `json:"t"` // milliseconds since 1970
 	Stats    Stats    `json:"stats"`
@@ -177,7 +178,7 @@ func (s *Server) answerStatus(w http.ResponseWriter, q url.Values, asked map[str
 		st := s.statsOf(s.comparedSampler, s.opt.Compared.Name, comparedSince)
 		out.Compared = &st
 	}
-	s.addWorkers(&out, asked["workers"], q.Get("detail"))
+	list := s.addWorkers(&out, asked["workers"], q.Get("detail"))
 	if asked["models"] {
 		out.Models = s.models.status(s.opt.Workers.View())
 	}
@@ -196,7 +197,15 @@ func (s *Server) answerStatus(w http.ResponseWriter, q url.Values, asked map[str
 	if asked["queues"] {
 		out.Queues = s.queueStatus()
 	}
-	answer(w, http.StatusOK, &out)
+	if list == nil {
+		answer(w, http.StatusOK, &out)
+		return nil
+	}
+	body, err := json.Marshal(&out)
+	if err != nil {
+		return err
+	}
+	answerBody(w, body[:len(body)-1], []byte(`,"workers":`), list, []byte("}\n"))
 	return nil
 }
 
@@ -213,34 +222,40 @@ func parseMillis(q url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// addWorkers adds the workers if list is set, the one named detail, and the counts over all of them.
-func (s *Server) addWorkers(out *Status, list bool, detail string) {
-	view := s.opt.Workers.View()
-	out.Fleet.Workers = len(view.Workers)
+// addWorkers adds the worker named detail and the counts over all workers, and returns the encoded
+// list of workers if it was asked for. The counts are those of the same moment as the list, or else as
+// the detail, which may be up to sharedFor later than the list.
+func (s *Server) addWorkers(out *Status, list bool, detail string) (encoded []byte) {
 	if list {
-		out.Workers = make([]Worker, 0, len(view.Workers))
-	}
-	for _, wk := range view.Workers {
-		if state, _ := wk.State(); state == worker.Ready {
-			out.Fleet.Ready++
+		d := s.workerList.document(time.Now(), s.workerDocument)
+		out.Fleet, out.InFlight, encoded = d.fleet, d.inFlight, d.body
+		if detail == "" {
+			return encoded
 		}
-		if !list && wk.Spec.ID != detail {
+	}
+	var fleet Fleet
+	var inFlight InFlight
+	for _, wk := range s.opt.Workers.View().Workers {
+		fleet.Workers++
+		if state, _ := wk.State(); state == worker.Ready {
+			fleet.Ready++
+		}
+		if wk.Spec.ID != detail {
 			for _, r := range wk.Ranks {
-				out.InFlight.add(wk.Spec.Role, r.Requests.Load())
+				inFlight.add(wk.Spec.Role, r.Requests.Load())
 			}
 			continue
 		}
 		v := s.workerView(wk)
 		for i := range v.Ranks {
-			out.InFlight.add(wk.Spec.Role, v.Ranks[i].Requests)
+			inFlight.add(wk.Spec.Role, v.Ranks[i].Requests)
 		}
-		if list {
-			out.Workers = append(out.Workers, v)
-		}
-		if wk.Spec.ID == detail {
-			out.Worker = s.workerDetail(wk, v)
-		}
+		out.Worker = s.workerDetail(wk, v)
 	}
+	if !list {
+		out.Fleet, out.InFlight = fleet, inFlight
+	}
+	return encoded
 }
 
 func (n *InFlight) add(role worker.Role, requests int64) {

@@ -99,8 +99,8 @@ func TestRequestFilters(t *testing.T) {
 		change         func(*requestlog.Entry)
 	}{
 		{"good", "m", "a", requestlog.Outcome{Status: 200, FirstToken: 20 * time.Millisecond, Total: time.Second}, [2]string{"p1", "d1"}, nil},
-		{"slow", "m", "b", requestlog.Outcome{Status: 200, FirstToken: 700 * time.Millisecond, Total: time.Second}, [2]string{"p2", "d1"}, nil},
-		{"bad", "n", "b", requestlog.Outcome{Status: 502, Reason: "engine_down", Total: 600 * time.Millisecond}, [2]string{"p1", "d2"}, (*requestlog.Entry).AddRetry},
+		{"slow", "m", "b", requestlog.Outcome{Status: 200, FirstToken: 700 * time.Millisecond, Total: time.Second}, [2]string{"p2", "d1"}, func(e *requestlog.Entry) { e.SetClass("interactive", "t1") }},
+		{"bad", "n", "b", requestlog.Outcome{Status: 502, Reason: "engine_down", Total: 600 * time.Millisecond}, [2]string{"p1", "d2"}, func(e *requestlog.Entry) { e.AddRetry(); e.SetClass("batch", "t1") }},
 		{"gone", "n", "", requestlog.Outcome{Status: 499, Reason: "client_gone"}, [2]string{"p1", "d1"}, nil},
 		{"refused", "x", "a", requestlog.Outcome{Status: 404, Reason: "unknown_model"}, [2]string{}, nil},
 		{"moved", "m", "a", requestlog.Outcome{Status: 200}, [2]string{"p1", "d1"}, (*requestlog.Entry).AddMigration},
@@ -120,7 +120,7 @@ func TestRequestFilters(t *testing.T) {
 	for query, want := range map[string]string{
 		"": "running moved refused gone bad slow good", "model=m": "running moved slow good", "model=n": "gone bad", "model=none": "",
 		"worker=p1": "moved gone bad good", "worker=d1/1": "moved gone slow good", "worker=d1/0": "", "worker=p2": "running slow",
-		"key=a": "moved refused good", "outcome=ok": "moved slow good", "outcome=failed": "bad", "outcome=rejected": "refused",
+		"key=a": "moved refused good", "class=batch": "bad", "tenant=t1": "bad slow", "class=batch&tenant=t2": "", "outcome=ok": "moved slow good", "outcome=failed": "bad", "outcome=rejected": "refused",
 		"outcome=client_gone": "gone", "outcome=migrated": "moved", "outcome=retried": "bad", "outcome=in_flight": "running",
 		"slow_ms=500": "bad slow", "slow_ms=650": "slow", "model=m&key=a&worker=d1": "moved good", "limit=2": "running moved",
 	} {
@@ -154,6 +154,8 @@ func TestTimeline(t *testing.T) {
 	e.SetPlan("disaggregated", "nixl")
 	e.Tokenize = requestlog.Span{Began: at(1), Took: 2 * time.Millisecond}
 	e.Queue = requestlog.Span{Began: at(4), Took: 3 * time.Millisecond}
+	e.SetClass("batch", "team-a")
+	e.SetPosition(7)
 	e.Choices = append(e.Choices, requestlog.Choice{Span: requestlog.Span{Began: at(8), Took: time.Millisecond}, Leg: "prefill", Worker: "p1", Rank: 1})
 	e.Finish(requestlog.Outcome{Status: 200, CachedTokens: 30, OutputTokens: 7, FirstToken: 90 * time.Millisecond, Total: 255 * time.Millisecond,
 		Transfer: requestlog.Transfer{State: "done", Bytes: 4096, Span: requestlog.Span{Took: 20 * time.Millisecond}}}, 500)
@@ -164,7 +166,7 @@ func TestTimeline(t *testing.T) {
 		t.Fatalf("got %+v", st.Request)
 	}
 	want := []TimelineSpan{
-		{Name: "tokenize", StartMS: 1, TookMS: 2}, {Name: "queue", StartMS: 4, TookMS: 3},
+		{Name: "tokenize", StartMS: 1, TookMS: 2}, {Name: "queue", StartMS: 4, TookMS: 3, Class: "batch", Tenant: "team-a", Position: 7},
 		{Name: "choose", Leg: "prefill", Rank: "p1/1", StartMS: 8, TookMS: 1},
 		{Name: "prefill leg", Rank: "p1/1", StartMS: 10, TookMS: 40, Outcome: "ok"},
 		{Name: "KV transfer", StartMS: 50, TookMS: 20, Outcome: "done", Bytes: 4096},
@@ -175,7 +177,7 @@ func TestTimeline(t *testing.T) {
 		t.Errorf("spans\n%+v\nwant\n%+v", got.Spans, want)
 	}
 	if got.Prefill != "p1/1" || got.Decode != "d1/0" || got.Predicted != 32 || got.Reported != 30 || got.OutputTokens != 7 || got.TTFTMS != 90 || got.TotalMS != 255 ||
-		got.RequestBytes != 1234 || got.Plan != "disaggregated" || got.Family != "nixl" || got.Outcome != "ok" {
+		got.RequestBytes != 1234 || got.Plan != "disaggregated" || got.Family != "nixl" || got.Outcome != "ok" || got.Class != "batch" || got.Tenant != "team-a" {
 		t.Errorf("timeline %+v", got)
 	}
 	if p := f.status(t, "request=x").Request; p.Timeline == nil || !strings.Contains(string(p.Explain), `"request_id":"x"`) || p.NoExplain != "" {

@@ -27,6 +27,7 @@ type RequestList struct {
 // requestFilter selects requests; zero values accept all.
 type requestFilter struct {
 	model, worker, key, outcome string
+	class, tenant               string        // of admission
 	slower                      time.Duration // time to the first token, or in total if there is none, or so far
 	limit                       int
 }
@@ -41,7 +42,7 @@ const (
 )
 
 func parseFilter(q url.Values) (f requestFilter, err error) {
-	f = requestFilter{model: q.Get("model"), worker: q.Get("worker"), key: q.Get("key"), outcome: q.Get("outcome"), limit: defaultListed}
+	f = requestFilter{model: q.Get("model"), worker: q.Get("worker"), key: q.Get("key"), class: q.Get("class"), tenant: q.Get("tenant"), outcome: q.Get("outcome"), limit: defaultListed}
 	if f.outcome != "" && !slices.Contains(outcomes, f.outcome) {
 		return f, fmt.Errorf("outcome=%q: want one of %s", f.outcome, strings.Join(outcomes, ", "))
 	}
@@ -71,30 +72,28 @@ func (s *Server) timelines() int {
 }
 
 // listRequests returns the requests that the filter accepts. Without timelines, the finished ones
-// come from the explain records too, which have neither model nor key.
+// come from the explain records too, which have neither model nor key, class or tenant.
 func (s *Server) listRequests(f requestFilter) *RequestList {
 	list := &RequestList{Requests: []Request{}}
 	serving := s.serving(f.model)
-	for _, rec := range s.opt.Scheduler.Recent(maxRunning) {
+	for _, rec := range s.opt.Scheduler.Summaries(maxRunning, s.opt.Timelines != nil) {
 		q := requestOf(&rec)
-		if q.Done && s.opt.Timelines != nil {
-			continue
-		}
-		list.add(q, f, f.acceptsRunning(&q, serving))
+		list.add(f, f.acceptsRunning(&q, serving), func() Request { return q })
 	}
 	for _, e := range s.opt.Timelines.Entries() {
-		list.add(requestOfEntry(e), f, f.accepts(e))
+		list.add(f, f.accepts(e), func() Request { return requestOfEntry(e) })
 	}
 	return list
 }
 
-func (l *RequestList) add(q Request, f requestFilter, accepted bool) {
+// add counts a request, and adds it if the filter has accepted it and the list has room.
+func (l *RequestList) add(f requestFilter, accepted bool, request func() Request) {
 	l.Searched++
 	if !accepted {
 		return
 	}
 	if l.Matched++; len(l.Requests) < f.limit {
-		l.Requests = append(l.Requests, q)
+		l.Requests = append(l.Requests, request())
 	}
 }
 
@@ -119,7 +118,7 @@ func (f *requestFilter) acceptsRunning(q *Request, serving map[string]bool) bool
 		outcome, took = "in_flight", float64(time.Now().UnixMilli()-q.At)
 	}
 	ranks := []string{q.Prefill, q.Decode, q.Whole}
-	return (f.outcome == "" || f.outcome == outcome) && f.key == "" &&
+	return (f.outcome == "" || f.outcome == outcome) && f.key == "" && f.class == "" && f.tenant == "" &&
 		(f.worker == "" || slices.ContainsFunc(ranks, func(r string) bool { return onWorker(r, f.worker) })) &&
 		(serving == nil || slices.ContainsFunc(ranks, func(r string) bool { return serving[workerOf(r)] })) &&
 		(f.slower == 0 || took >= millis(f.slower))
@@ -155,6 +154,7 @@ func (f *requestFilter) accepts(e *requestlog.Entry) bool {
 		}
 	}
 	return (f.model == "" || e.Model == f.model) && (f.key == "" || e.Key == f.key) &&
+		(f.class == "" || e.Class == f.class) && (f.tenant == "" || e.Tenant == f.tenant) &&
 		(f.slower == 0 || cmp.Or(e.FirstToken, e.Total) >= f.slower) &&
 		(f.worker == "" || slices.ContainsFunc(e.Legs, func(l requestlog.Leg) bool { return onWorker(rankName(l.Worker, l.Rank), f.worker) }))
 }
@@ -167,7 +167,7 @@ func rankName(id string, rank int) string {
 }
 
 func requestOfEntry(e *requestlog.Entry) Request {
-	q := Request{ID: e.ID, At: e.Received.UnixMilli(), Model: e.Model, Key: e.Key, Endpoint: e.Endpoint, Stream: e.Stream,
+	q := Request{ID: e.ID, At: e.Received.UnixMilli(), Model: e.Model, Key: e.Key, Class: e.Class, Tenant: e.Tenant, Endpoint: e.Endpoint, Stream: e.Stream,
 		PromptTokens: e.PromptTokens, Attempts: 1 + e.Retries, Retries: e.Retries, Migrations: e.Migrations, Done: true,
 		Status: e.Status, Reason: e.Reason, Outcome: obs.Outcome(e.Status, e.Reason), Reported: e.CachedTokens,
 		OutputTokens: max(e.OutputTokens, 0), TTFTMS: millis(e.FirstToken), TotalMS: millis(e.Total), Timeline: true}
@@ -215,6 +215,11 @@ type TimelineSpan struct {
 	TookMS  float64 `json:"took_ms"`
 	Outcome string  `json:"outcome,omitempty"`
 	Bytes   int64   `json:"bytes,omitempty"`
+	// Of the queue: the admission class and tenant, and the place at which the request began to wait,
+	// from 1, counting waiting requests of its class and of higher ones.
+	Class    string `json:"class,omitempty"`
+	Tenant   string `json:"tenant,omitempty"`
+	Position int    `json:"position,omitempty"`
 }
 
 func (s *Server) timeline(w http.ResponseWriter, r *http.Request) {
@@ -254,7 +259,8 @@ func timelineOf(e *requestlog.Entry) Timeline {
 		return &t.Spans[len(t.Spans)-1]
 	}
 	if !e.Queue.Began.IsZero() {
-		add("queue", e.Queue)
+		s := add("queue", e.Queue)
+		s.Class, s.Tenant, s.Position = e.Class, e.Tenant, e.Position
 	}
 	if !e.Tokenize.Began.IsZero() {
 		add("tokenize", e.Tokenize)

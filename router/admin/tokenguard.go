@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -110,4 +111,19 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	w.Write(append(body, '\n'))
+}
+
+// answerBody answers with JSON that is encoded already, in pieces.
+func answerBody(w http.ResponseWriter, pieces ...[]byte) {
+	size := 0
+	for _, p := range pieces {
+		size += len(p)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(size))
+	for _, p := range pieces {
+		if _, err := w.Write(p); err != nil {
+			return
+		}
+	}
 }

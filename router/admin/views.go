@@ -63,22 +63,22 @@ func (s *Server) workerView(w *worker.Worker) Worker {
 func learnedFrom(r *worker.Rank) map[string]int64 {
 	from := make(map[string]int64, worker.NumWork)
 	for w := range worker.NumWork {
-		n := int64(0)
-		if r.Price[w].Load() != 0 {
-			_, _, n = r.Worker.Speed.Rate(w)
-		}
-		from[w.String()] = n
+		from[w.String()] = learnedLegs(r, w)
 	}
 	return from
 }
 
-func (s *Server) workers(w http.ResponseWriter, r *http.Request) {
-	list := s.opt.Workers.View().Workers
-	out := make([]Worker, 0, len(list))
-	for _, wk := range list {
-		out = append(out, s.workerView(wk))
+// learnedLegs returns the number of legs from which the rank's rate was learned, 0 if it was not.
+func learnedLegs(r *worker.Rank, w worker.Work) (n int64) {
+	if r.Price[w].Load() != 0 {
+		_, _, n = r.Worker.Speed.Rate(w)
 	}
-	answer(w, http.StatusOK, map[string]any{"workers": out})
+	return n
+}
+
+func (s *Server) workers(w http.ResponseWriter, r *http.Request) {
+	d := s.workerDocument(0)
+	answerBody(w, []byte(`{"workers":`), d.body, []byte("}\n"))
 }
 
 // Request is one entry of /admin/v1/requests. It has the last choice of each leg.
@@ -92,6 +92,8 @@ type Request struct {
 	Predicted    int     `json:"cached_predicted"`
 	Model        string  `json:"model,omitempty"` // known if Timeline
 	Key          string  `json:"key,omitempty"`   // name of the API key
+	Class        string  `json:"class,omitempty"` // admission class; none if there is one and the request did not wait
+	Tenant       string  `json:"tenant,omitempty"`
 	Endpoint     string  `json:"endpoint,omitempty"`
 	Stream       bool    `json:"stream,omitempty"`
 	Outcome      string  `json:"outcome,omitempty"` // as in sluice_model_requests_total

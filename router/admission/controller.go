@@ -57,6 +57,8 @@ type Waiter struct {
 	// Forecast is how long the request was expected to wait when it was enqueued, -1 if unknown. Waited
 	// is how long it has waited, once Wait has returned.
 	Forecast, Waited time.Duration
+	// Position is the Queue.Position with which the request was enqueued.
+	Position int
 
 	outcome  Outcome // guarded by Controller.mu until done
 	panicked any     // what TryStart panicked with
@@ -197,6 +199,7 @@ func (c *Controller) classIndex(name string) int {
 func (c *Controller) Enqueue(w *Waiter) Bound {
 	c.mu.Lock()
 	w.Forecast = c.forecast(w)
+	w.Position = c.queue.Position(&w.Item)
 	w.Item.Waiter, w.Item.Arrived = w, c.now()
 	w.done, w.outcome = make(chan struct{}, 1), Waiting
 	wasIdle := c.queue.pools[w.Item.Pool] == nil

@@ -393,6 +393,19 @@ func (q *Queue) Drain() []*Item {
 	return all
 }
 
+// Position returns the place in the queue of its pool of a request that would be pushed now, from 1, if all waiting
+// requests of its class and of higher classes were dispatched before it. Turns of tenants and targets
+// may let it start earlier.
+func (q *Queue) Position(it *Item) int {
+	n := 1
+	if l := q.pools[it.Pool]; l != nil {
+		for i := range it.Class + 1 {
+			n += l.classes[i].usage.requests
+		}
+	}
+	return n
+}
+
 // Ahead estimates how many tokens are dispatched before a request that would be pushed now: all of
 // the higher classes, its own tenant's, and the turns that other tenants of its class have meanwhile.
 func (q *Queue) Ahead(it *Item) int64 {

@@ -184,6 +184,7 @@ func (q *request) refuseQueueFull(w *admission.Waiter) {
 // endWait continues or ends a request that has waited.
 func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 	q.entry.AddWait(time.Now().Add(-w.Waited))
+	q.entry.SetPosition(w.Position)
 	q.setQueueTime(w.Waited)
 	if outcome == admission.Dispatched {
 		q.noteAdmission("waited", w.Waited, w.Forecast)

@@ -18,7 +18,7 @@ func (q *request) beginEntry() {
 		return
 	}
 	r := requestlog.Request{
-		ID: req.RequestID, Endpoint: req.Endpoint.Path, Model: string(req.Doc.String(jsonscan.KeyModel)), Client: req.ClientIP, Stream: q.stream,
+		ID: req.RequestID, Endpoint: req.Endpoint.Path, ModelBytes: req.Doc.String(jsonscan.KeyModel), Client: req.ClientIP, Stream: q.stream,
 		Bytes: len(req.Doc.Body), Received: req.Received, Traceparent: x.Header("Traceparent"), Tracestate: x.Header("Tracestate"),
 	}
 	if p := req.Principal; p != nil {

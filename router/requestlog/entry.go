@@ -1,10 +1,12 @@
 package requestlog
 
 import (
+	"bytes"
 	"net/netip"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"sluice/dataplane/relay"
 )
@@ -65,6 +67,7 @@ type Request struct {
 	Endpoint    string // the route's path, a constant
 	Key         string // the name of the API key's holder; "" if keys are off
 	Model       string
+	ModelBytes  []byte     // instead of Model; borrowed until Begin returns
 	Client      netip.Addr // zero: unknown
 	Stream      bool
 	Bytes       int // of the decoded body
@@ -85,17 +88,33 @@ func (l *Log) Begin(r Request) *Entry {
 	if l == nil {
 		return nil
 	}
-	r.ID, r.Model = validClone(r.ID), validClone(r.Model)
 	e := &Entry{log: l, Request: r}
-	e.Request.Traceparent, e.Request.Tracestate = nil, nil // borrowed
+	e.ID, e.Model = cloneValid(r.ID, r.Model, r.ModelBytes)
+	e.Request.ModelBytes, e.Request.Traceparent, e.Request.Tracestate = nil, nil, nil // borrowed
+	e.Choices, e.Legs = e.firstChoices[:0], e.firstLegs[:0]
 	if l.sampler != nil {
 		e.Trace = newTrace(r.Traceparent, r.Tracestate)
-		e.Trace.Sampled = l.sampler.Sample(e.Trace.Parent, r.Model)
+		e.Trace.Sampled = l.sampler.Sample(e.Trace.Parent, e.Model)
 	}
 	return e
 }
 
-func validClone(s string) string { return strings.Clone(strings.ToValidUTF8(s, "\uFFFD")) }
+// cloneValid copies the id and the model, as a string or as bytes, with one allocation.
+func cloneValid(id, model string, modelBytes []byte) (string, string) {
+	const replacement = "\uFFFD"
+	id = strings.ToValidUTF8(id, replacement)
+	model = strings.ToValidUTF8(model, replacement)
+	if !utf8.Valid(modelBytes) {
+		modelBytes = bytes.ToValidUTF8(modelBytes, []byte(replacement))
+	}
+	var b strings.Builder
+	b.Grow(len(id) + len(model) + len(modelBytes))
+	b.WriteString(id)
+	b.WriteString(model)
+	b.Write(modelBytes)
+	both := b.String()
+	return both[:len(id)], both[len(id):]
+}
 
 // Entry describes one request. Its methods may be called concurrently and on a nil Entry. The
 // fields may be read after the Entry was passed to a sink.
@@ -113,6 +132,7 @@ type Entry struct {
 	Queue    Span   // the first wait for a worker; Queue.Took is the sum of all waits
 	Class    string // admission class; "" if there is one class and the request did not wait
 	Tenant   string // of an admission class
+	Position int    // place in the admission queue when the wait began, 1 the first; 0: it did not wait there
 	Plan     string
 	Family   string // of the hand-over; "" for none
 	Fallback string // the kind of the last departure from the plan
@@ -123,6 +143,10 @@ type Entry struct {
 	Dropped      int             // legs and choices beyond the bounds
 	Intervals    relay.Intervals // the times between the stream's events
 	Outcome
+
+	// The memory of Choices and Legs; few requests need more.
+	firstChoices [2]Choice
+	firstLegs    [2]Leg
 }
 
 // Span is an interval of time; the zero Span did not take place.
@@ -253,6 +277,11 @@ func (e *Entry) SetClass(class, tenant string) {
 	e.change(func() { e.Class, e.Tenant = class, tenant })
 }
 
+// SetPosition records the place in the admission queue at which the request began to wait, from 1.
+func (e *Entry) SetPosition(position int) {
+	e.change(func() { e.Position = position })
+}
+
 // SetTokenized records that finding the prompt's tokens ended now.
 func (e *Entry) SetTokenized(began time.Time, promptTokens int) {
 	e.change(func() { e.Tokenize, e.PromptTokens = Span{began, time.Since(began)}, promptTokens })
@@ -307,7 +336,9 @@ func (e *Entry) Finish(out Outcome, promptTokens int) {
 		return
 	}
 	out.Reason = strings.Clone(out.Reason)
-	out.ITLP50, out.ITLP99 = e.Intervals.Quantile(0.5), e.Intervals.Quantile(0.99)
+	if e.Stream {
+		out.ITLP50, out.ITLP99 = e.Intervals.Quantile(0.5), e.Intervals.Quantile(0.99)
+	}
 	e.Outcome = out
 	if promptTokens > 0 {
 		e.PromptTokens = promptTokens

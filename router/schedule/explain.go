@@ -122,19 +122,37 @@ func (s *Scheduler) RecordCapacity() int {
 func (s *Scheduler) Policy() string { return policyNames[s.currentSettings().policy] }
 
 // Recent returns the newest records, newest first, at most limit.
-func (s *Scheduler) Recent(limit int) []Record {
+func (s *Scheduler) Recent(limit int) []Record { return s.newest(limit, wholeRecord, false) }
+
+// Summaries is Recent for a list of requests: of the candidates of a decision, the records have only the
+// chosen one, without its cost. With running, requests that have ended are left out; limit bounds the
+// records that are searched.
+func (s *Scheduler) Summaries(limit int, running bool) []Record {
+	return s.newest(limit, chosenOnly, running)
+}
+
+// exportDetail is how much of a record is exported. With many ranks most of a record is its candidates.
+type exportDetail bool
+
+const (
+	wholeRecord exportDetail = false
+	chosenOnly  exportDetail = true
+)
+
+// newest returns the newest records, newest first, of at most limit that it looks at.
+func (s *Scheduler) newest(limit int, detail exportDetail, running bool) []Record {
 	b := s.records
 	if b == nil || limit <= 0 {
 		return nil
 	}
 	limit = min(limit, len(b.slots))
-	recs := make([]Record, 0, limit)
+	recs := make([]Record, 0, min(limit, 64))
 	newest := b.next.Load()
 	for seq := newest; seq > 0 && newest-seq < uint64(limit); seq-- {
 		r := &b.slots[(seq-1)%uint64(len(b.slots))]
 		r.mu.Lock()
-		if r.used && r.seq == seq {
-			recs = append(recs, r.export(s))
+		if r.used && r.seq == seq && !(running && r.ended) {
+			recs = append(recs, r.export(s, detail))
 		}
 		r.mu.Unlock()
 	}
@@ -153,7 +171,7 @@ func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 		r := &b.slots[(seq-1)%uint64(len(b.slots))]
 		r.mu.Lock()
 		if r.used && r.hash == h && string(r.id()) == id {
-			recs = append(recs, r.export(s))
+			recs = append(recs, r.export(s, wholeRecord))
 		}
 		r.mu.Unlock()
 	}
@@ -161,14 +179,14 @@ func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 }
 
 // export copies the record. The caller holds its mutex.
-func (r *record) export(s *Scheduler) Record {
+func (r *record) export(s *Scheduler, detail exportDetail) Record {
 	rec := Record{RequestID: string(r.id()), Started: s.clock.At(time.Duration(r.started)), Policy: s.Policy(), Dropped: int(r.droppedDecisions),
 		Decisions: make([]Decision, 0, r.decisions)}
 	var d decision
 	var terms []candidateState
 	for rest := r.encodedDecisions(); len(rest) > 0; {
 		d, terms, rest = decodeDecision(rest, terms, s.records.ranks)
-		rec.Decisions = append(rec.Decisions, d.export(s, terms))
+		rec.Decisions = append(rec.Decisions, d.export(s, terms, detail))
 	}
 	var transfer Transfer
 	if a := r.extra; a != nil {
@@ -191,9 +209,17 @@ func (r *record) export(s *Scheduler) Record {
 	return rec
 }
 
-func (d *decision) export(s *Scheduler, terms []candidateState) Decision {
+func (d *decision) export(s *Scheduler, terms []candidateState, detail exportDetail) Decision {
 	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
-		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, len(terms)), AtSession: d.atSession}
+		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), AtSession: d.atSession}
+	if detail == chosenOnly {
+		if i := int(d.chosen); i >= 0 && i < len(terms) {
+			out.Chosen = terms[i].rank.ID.String()
+			out.Shown = []Candidate{{Rank: out.Chosen, Chosen: true, Cached: int(terms[i].cached)}}
+		}
+		return out
+	}
+	out.Shown = make([]Candidate, 0, len(terms))
 	if d.session != 0 {
 		out.Session = fmt.Sprintf("%08x", d.session)
 	}

@@ -43,6 +43,7 @@ function summary({ timeline: t, explain: x }) {
   add("Endpoint", `${t.endpoint ?? ""}${t.stream ? ", streamed" : ""}`);
   if (t.client) add("Client", t.client);
   if (t.plan) add("Plan", `${t.plan}${t.family ? `, ${t.family}` : ""}${t.fallback ? `; fall-back: ${t.fallback}` : ""}`);
+  if (t.class || t.tenant) add("Admission", admission(t));
   add("Tokens", `${whole(t.prompt_tokens)} prompt, ${t.output_tokens ? whole(t.output_tokens) : "?"} output; cached ${whole(t.cached_predicted)} predicted, ${t.cached_reported >= 0 ? whole(t.cached_reported) : "?"} actual`);
   if (t.ttft_ms) add("First token", `${fine(t.ttft_ms)} ms`);
   if (t.itl_p50_ms) add("Between tokens", `p50 ${fine(t.itl_p50_ms)} ms, p99 ${fine(t.itl_p99_ms)} ms`);
@@ -52,7 +53,12 @@ function summary({ timeline: t, explain: x }) {
   return rows;
 }
 
-const COLOURS = { "prefill leg": "prefill", "decode leg": "decode", "whole leg": "whole", "KV transfer": "transfer", stream: "stream" };
+// admission names the class and the tenant, and how the request waited, of a request or of its queue's span.
+function admission({ class: c, tenant, position }) {
+  return [c ? `class ${c}` : "", tenant ? `tenant ${tenant}` : "", position ? `position ${whole(position)}` : ""].filter(Boolean).join(", ");
+}
+
+const COLOURS = { "prefill leg": "prefill", "decode leg": "decode", "whole leg": "whole", "KV transfer": "transfer", stream: "stream", queue: "queue" };
 
 function waterfall({ timeline: t, no_timeline: missing }) {
   if (!t) return [el("p", "quiet", missing)];
@@ -65,7 +71,7 @@ function waterfall({ timeline: t, no_timeline: missing }) {
     const where = el("td", "");
     if (s.rank) where.append(link(workerLink(s.rank), s.rank));
     const row = el("tr", "", el("th", "", s.leg ? `${s.name}, ${s.leg}` : s.name), where, el("td", "n", fine(s.start_ms)), el("td", "n", fine(s.took_ms)),
-      el("td", outcomeClass(s.outcome) || (s.outcome && s.name.endsWith("leg") ? "bad" : ""), [s.outcome, s.bytes ? bytes(s.bytes) : ""].filter(Boolean).join(", ")), track);
+      el("td", outcomeClass(s.outcome) || (s.outcome && s.name.endsWith("leg") ? "bad" : ""), [s.outcome, s.bytes ? bytes(s.bytes) : "", admission(s)].filter(Boolean).join(", ")), track);
     row.firstChild.scope = "row";
     body.append(row);
   }
@@ -75,7 +81,7 @@ function waterfall({ timeline: t, no_timeline: missing }) {
     lane.append(mark);
   }
   const head = el("tr");
-  for (const [name, cls] of [["part", ""], ["rank", ""], ["start, ms", "n"], ["took, ms", "n"], ["outcome", ""], [`0 – ${fine(end)} ms${t.ttft_ms ? "; the line is the first token" : ""}`, ""]]) {
+  for (const [name, cls] of [["part", ""], ["rank", ""], ["start, ms", "n"], ["took, ms", "n"], ["details", ""], [`0 – ${fine(end)} ms${t.ttft_ms ? "; the line is the first token" : ""}`, ""]]) {
     const th = el("th", cls, name);
     th.scope = "col";
     head.append(th);

@@ -7,7 +7,7 @@ import { Table } from "./table.js";
 
 const OUTCOMES = [["", "any"], ["ok", "ok"], ["failed", "failed"], ["rejected", "rejected"], ["client_gone", "client gone"],
   ["migrated", "migrated"], ["retried", "retried"], ["in_flight", "in flight"]];
-const FILTERS = ["model", "worker", "key", "outcome", "slow"];
+const FILTERS = ["model", "worker", "key", "class", "tenant", "outcome", "slow"];
 
 // most is the number of requests shown, which are long cards on a phone.
 const most = () => matchMedia("(max-width: 700px)").matches ? 30 : 100;
@@ -41,7 +41,7 @@ export function requestTable(caption, { wide } = {}) {
 }
 
 // listParams are the parameters of a list of requests with filters.
-export const listParams = (s, limit = most()) => ({ model: s.model, worker: s.worker, key: s.key, outcome: s.outcome, slow_ms: s.slow, limit });
+export const listParams = (s, limit = most()) => ({ model: s.model, worker: s.worker, key: s.key, class: s.class, tenant: s.tenant, outcome: s.outcome, slow_ms: s.slow, limit });
 
 export const requests = {
   title: () => "Requests",
@@ -50,14 +50,14 @@ export const requests = {
 
   mount(root, s, { refresh }) {
     const fields = {
-      model: choice("any"), worker: text("worker or worker/rank", "worker-ids"), key: choice("any"), outcome: choice(),
-      slow: text("ms", null),
+      model: choice("any"), worker: text("worker or worker/rank", "worker-ids"), key: choice("any"),
+      class: choice("any"), tenant: text("any"), outcome: choice(), slow: text("ms"),
     };
     fields.outcome.replaceChildren(...OUTCOMES.map(([v, label]) => option(v, label)));
     fields.slow.type = "number";
     fields.slow.min = "0";
     fields.slow.step = "any";
-    const labels = { model: "Model", worker: "Worker", key: "API key", outcome: "Outcome", slow: "Slower than, ms" };
+    const labels = { model: "Model", worker: "Worker", key: "API key", class: "Class", tenant: "Tenant", outcome: "Outcome", slow: "Slower than, ms" };
     const form = el("form", "filters");
     form.setAttribute("aria-label", "Filters");
     for (const name of FILTERS) {
@@ -105,7 +105,7 @@ export function title(text) {
 // offer fills the choices with the names that the router has. Those of the filters stay.
 async function offer(fields, ids) {
   let st;
-  try { st = await status({ parts: "workers,models,keys" }); } catch { return; }
+  try { st = await status({ parts: "workers,models,keys,queues" }); } catch { return; }
   const fill = (select, names) => {
     const chosen = select.value;
     select.replaceChildren(option("", "any"), ...names.map(n => option(n, n)));
@@ -115,6 +115,9 @@ async function offer(fields, ids) {
   fill(fields.model, (st.models ?? []).map(m => m.model));
   fill(fields.key, (st.keys ?? []).map(k => k.name));
   fields.key.parentNode.hidden = !st.can.keys && !fields.key.value;
+  const classes = (st.queues?.admission?.classes ?? []).map(c => c.class);
+  fill(fields.class, classes);
+  for (const name of ["class", "tenant"]) fields[name].parentNode.hidden = classes.length < 2 && !fields[name].value;
   ids.replaceChildren(...st.workers.map(w => option(w.id, w.id)));
 }
 

@@ -191,6 +191,8 @@ const checks = {
       [["Model", "small"], "model=small", q => q.model === "small"],
       [["Outcome", "rejected"], "outcome=rejected", q => q.status === 404],
       [["API key", "team-b"], "key=team-b", q => q.key === "team-b"],
+      [["Class", "batch"], "class=batch", q => q.class === "batch" && q.model === "small"],
+      [["Tenant", "team-b"], "tenant=team-b", q => q.tenant === "team-b"],
       [["Worker", DECODE], `worker=${DECODE}`, q => q.decode === `${DECODE}/0`],
       [["Worker", `${PREFILL}/0`], `worker=${PREFILL}/0`, q => q.prefill === `${PREFILL}/0`],
       [["Slower than, ms", String(slow)], `slow_ms=${slow}`, q => (q.ttft_ms || q.total_ms) >= slow],
@@ -316,6 +318,25 @@ const checks = {
     assert.deepEqual(await cells("admission classes"), [["interactive", "12", "1.50", "3", "1"], ["batch", "3,456", "61,000", "0", "7"]]);
     await axe(page, "queues");
     if (SHOTS) await page.screenshot({ path: `${SHOTS}/admission.png` });
+    await close(page);
+  },
+
+  // A request that has waited for admission: none of this check's engines is ever full.
+  async "the wait of a request shows its class, tenant and position"() {
+    const { id, class: c, tenant } = await streamed();
+    assert.deepEqual([c, tenant], ["interactive", "team-a"]);
+    const page = await signedIn("view=models");
+    await title(page, "Models");
+    await page.route("**/admin/v1/status?*", async route => {
+      const st = await (await route.fetch()).json();
+      st.request?.timeline?.spans.unshift({ name: "queue", start_ms: 0.2, took_ms: 12.5, class: c, tenant, position: 1234 });
+      await route.fulfill({ json: st });
+    });
+    await visit(page, `view=request&id=${id}`, ".waterfall tbody tr");
+    assert.equal(await page.locator(".facts dd", { hasText: "class interactive, tenant team-a" }).count(), 1);
+    const cells = await page.locator(".waterfall tbody tr").first().evaluate(tr => [...tr.cells].slice(0, 5).map(c => c.textContent));
+    assert.deepEqual(cells, ["queue", "", "0.20", "12.5", "class interactive, tenant team-a, position 1,234"]);
+    await axe(page, "a request that has waited");
     await close(page);
   },
 

@@ -69,6 +69,9 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 		b = appendInt(b, "events", e.Events)
 	}
 	b = appendMS(b, "queue_ms", e.Queue.Took)
+	if e.Position > 0 {
+		b = appendInt(b, "queue_position", int64(e.Position))
+	}
 	b = appendMS(b, "tokenize_ms", e.Tokenize.Took)
 	b = appendMS(b, "ttft_ms", e.FirstToken)
 	b = appendMS(b, "itl_p50_ms", e.ITLP50)

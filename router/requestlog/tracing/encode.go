@@ -136,7 +136,15 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 		child(root.SpanId, requestlog.SpanID{}, "tokenize", internal, r.Tokenize, number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
 	}
 	if !r.Queue.Began.IsZero() {
-		child(root.SpanId, requestlog.SpanID{}, "queue", internal, r.Queue)
+		span := child(root.SpanId, requestlog.SpanID{}, "queue", internal, r.Queue)
+		for _, a := range [...][2]string{{"sluice.class", r.Class}, {"sluice.tenant", r.Tenant}} {
+			if a[1] != "" {
+				span.Attributes = append(span.Attributes, text(a[0], a[1]))
+			}
+		}
+		if r.Position > 0 {
+			span.Attributes = append(span.Attributes, number("sluice.queue.position", int64(r.Position)))
+		}
 	}
 	for i := range r.Choices {
 		c := &r.Choices[i]
