@@ -134,6 +134,8 @@ type Options struct {
 	// engine's first byte is awaited; 0: none.
 	KeepAlive time.Duration
 
+	drainTime time.Duration // for the rest of an unwanted body; tests change it
+
 	RelayMode    RelayMode // what drives streams [RelayLoop]
 	RelayThreads int       // event loops [one for each CPU]
 

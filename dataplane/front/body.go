@@ -95,7 +95,7 @@ func (b *body) drain(c *conn) bool {
 		return false
 	}
 	b.chunked.Limit = b.read + drainBytes
-	b.deadline = monoTimeOf(time.Now().Add(drainTime))
+	b.deadline = monoTimeOf(time.Now().Add(c.srv.initial.drainTime))
 	sink := membudget.Default.Get(membudget.Page)
 	defer membudget.Default.Put(sink)
 	for left := int64(drainBytes); left > 0; {

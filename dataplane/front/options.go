@@ -90,6 +90,9 @@ func (o Options) withDefaults() (Options, error) {
 			return o, fmt.Errorf("front: cannot use %s %d: want %d or more", f.name, *f.at, f.min)
 		}
 	}
+	if o.drainTime == 0 {
+		o.drainTime = drainTime
+	}
 	times := []struct {
 		name string
 		at   *time.Duration
