@@ -24,6 +24,7 @@ type testEngine struct {
 	addr string
 
 	hang        atomic.Bool
+	onHang      atomic.Pointer[func()] // called for each request that hangs; nil: nothing
 	unhealthy   atomic.Bool            // /health is 503
 	garbage     atomic.Pointer[string] // body of every answer
 	models      atomic.Pointer[string] // of /v1/models
@@ -113,6 +114,9 @@ func (e *testEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if e.hang.Load() || e.sglang.Load() && r.URL.Path == "/health" {
+		if f := e.onHang.Load(); f != nil {
+			(*f)()
+		}
 		<-r.Context().Done()
 		return
 	}

@@ -308,6 +308,10 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 60 * time.Millisecond, ScrapeInterval: -1})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	rank := waitRanks(t, f, "tiny", 1).Aggregated[0]
+	// Traffic is answered during each probe that hangs, however slowly this machine runs, and in the
+	// time between two of them.
+	answer := func() { f.ReportStatus(rank, 200) }
+	e.onHang.Store(&answer)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -316,15 +320,17 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				f.ReportStatus(rank, 200)
+				answer()
 				testwait.Pace(time.Millisecond)
 			}
 		}
 	}()
+	answer()
 	e.hang.Store(true)
 	asked := e.count("/health")
 	testwait.Until(t, "some probes hang", func() bool { return e.count("/health") > asked+4 })
 	s, why := rank.Worker.State()
+	e.onHang.Store(nil)
 	close(stop)
 	<-done
 	if s != worker.Ready {
