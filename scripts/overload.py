@@ -10,8 +10,9 @@ Parts, in this order; the results of each are kept, so that one can be repeated 
   capacity     requests per second of the fleet with full batches; loads are shares of it
   main         loads by methods: Sluice without a queue, with a FIFO queue, and with classes, tenants and
                targets; haproxy with maxconn; sglang-router
+  light        60 and 90 % load without a queue and with it: the same first token and CPU
   classes      the highest class alone, and at the highest load with preemption
-  tenants      a tenant that offers ten times its share, and the other tenants' latency
+  tenants      a tenant that offers its share and ten times as much, and the other tenants' latency
   fairness     tenants with different loads, all above their share
   sessions     64 sessions of agents whose KV does not fit, with and without the limit of active ones;
                not part of a run without arguments
@@ -23,6 +24,7 @@ answer that could still be within its targets has ended; the rest is cut off and
 
 import argparse
 import hashlib
+import http.client
 import json
 import math
 import os
@@ -33,12 +35,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ["capacity", "main", "classes", "tenants", "fairness"]
+PARTS = ["capacity", "light", "main", "classes", "tenants", "fairness"]
 METHODS = {"none": "Sluice, no queue", "fifo": "Sluice, FIFO", "fair": "Sluice, classes and tenants", "haproxy": "haproxy, maxconn", "sglang": "sglang-router"}
 COLOURS = {"none": "#8250df", "fifo": "#bf8700", "fair": "#1f6feb", "haproxy": "#1a7f37", "sglang": "#cf222e"}
 SGLANG_ROUTER = "0.3.2"
@@ -52,6 +55,8 @@ PROMPT, OUTPUT = 200, 32  # mean words and tokens; half of a prompt is one of 8 
 TTFT, TPOT = 1.5, 0.05  # targets, in seconds
 ENGINE_QUEUE = 0.2  # admission.engine_queue, in seconds
 QUEUE_WAIT = 1  # longest wait in a queue that knows no targets, so that what it serves can be within them
+LIGHT = [60, 90]  # loads, in percent, at which the queue must make no difference
+QUIET = 0.20  # load of each tenant that stays below its share, a quarter
 HIGH = 0.30  # load of the highest class, as a share of capacity
 
 SLUICE = """
@@ -194,6 +199,12 @@ class Fleet:
         with open(os.path.join(self.dir.name, f"{len(self.procs)}.log"), "w") as log:
             self.procs.append(subprocess.Popen(args, stdout=log, stderr=log))
 
+    def router_cpu(self):
+        """Returns the CPU time that the router has used, in seconds."""
+        with open(f"/proc/{self.procs[-1].pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def logs(self):
         text = ""
         for name in sorted(os.listdir(self.dir.name)):
@@ -234,12 +245,17 @@ class Fleet:
     def load(self, *args):
         args = [self.o.bin, "load", "--url", self.url, "--json", "--quiet", *args]
         box, all_ = cpu_box()
+        used = self.router_cpu()
+        probe = Probe(self.url)
         out = subprocess.run(args, capture_output=True, text=True)
+        probed = probe.end()
         if not out.stdout:
             raise RuntimeError("sluice load: " + out.stderr[-2000:] + self.logs())
         rep = json.loads(out.stdout)
         box2, all2 = cpu_box()
         rep["box"] = (box2 - box) / max(1, all2 - all_)
+        rep["router_cpu"] = self.router_cpu() - used
+        rep["probe"] = probed
         return rep
 
     def close(self):
@@ -252,6 +268,33 @@ class Fleet:
                 p.kill()
                 p.wait()
         self.dir.cleanup()
+
+
+class Probe(threading.Thread):
+    """Asks the router for its version while a load runs. What such a request takes, which waits for nothing, is
+    what the machine adds to every time."""
+
+    def __init__(self, url):
+        super().__init__(daemon=True)
+        self.host, self.stop, self.times = url.removeprefix("http://"), threading.Event(), []
+        self.start()
+
+    def run(self):
+        try:
+            c = http.client.HTTPConnection(self.host, timeout=5)
+            while not self.stop.wait(0.02):
+                began = time.perf_counter()
+                c.request("GET", "/health")
+                c.getresponse().read()
+                self.times.append(1000 * (time.perf_counter() - began))
+        except (OSError, http.client.HTTPException):
+            pass
+
+    def end(self):
+        self.stop.set()
+        self.join()
+        times = sorted(self.times)
+        return {"p50_ms": times[len(times) // 2], "p99_ms": times[len(times) * 99 // 100]} if times else None
 
 
 class Results:
@@ -307,12 +350,12 @@ def mix(capacity, load):
 
 
 def tenants(capacity, factor):
-    """Four tenants with a fifth of capacity each; the last one offers factor times its share, a
+    """Three tenants below their share of capacity, and one that offers factor times its share, a
     quarter."""
     out = []
     for i in range(3):
-        out += source(0.2 * capacity, tenant=f"tenant-{i + 1}")
-    return out + source((0.2 if factor == 1 else factor / 4) * capacity, tenant="greedy")
+        out += source(QUIET * capacity, tenant=f"tenant-{i + 1}")
+    return out + source(factor / 4 * capacity, tenant="greedy")
 
 
 def backlogged(capacity):
@@ -327,21 +370,21 @@ def common(o, seed):
     return ["--poisson", "--seed", str(seed), "--prompt-tokens", str(PROMPT), "--output-tokens", str(OUTPUT)]
 
 
-def timed(o):
-    return ["--warmup", f"{o.warmup}s", "--duration", f"{o.seconds}s", "--cooldown", f"{o.cooldown}s"]
+def timed(o, factor=1):
+    return ["--warmup", f"{o.warmup}s", "--duration", f"{factor * o.seconds}s", "--cooldown", f"{o.cooldown}s"]
 
 
 class Bench:
     def __init__(self, o, results):
         self.o, self.r, self.began = o, results, time.time()
 
-    def cell(self, key, number, method, sources, preemption=False):
+    def cell(self, key, number, method, sources, preemption=False, longer=1):
         """Measures a cell of one round, unless it is there."""
         key = f"{key}/{number}"
         if self.r.has(key):
             return
         try:
-            rep = self.measure(method, *common(self.o, self.o.seed + number), *timed(self.o), *sources, preemption=preemption)
+            rep = self.measure(method, *common(self.o, self.o.seed + number), *timed(self.o, longer), *sources, preemption=preemption)
         except RuntimeError as e:
             say(f"{key} FAILED, and is left out: {e}")
             return
@@ -384,10 +427,18 @@ class Bench:
         """Every other round backwards: who comes first may find another machine than who comes last."""
         return items if number % 2 == 0 else list(reversed(items))
 
+    def light(self, capacity):
+        for number in range(self.o.rounds):
+            for load in LIGHT:
+                for method in self.ordered(["none", "fair"], number):
+                    self.cell(f"light/{load}/{method}", number, method, mix(capacity, load))
+
     def main(self, capacity):
         for number in range(self.o.rounds):
             for load in self.o.loads:
                 for method in self.ordered(self.o.methods, number):
+                    if number >= 2 and method not in ("none", "fair"):
+                        continue  # two rounds show the others
                     self.cell(f"main/{load}/{method}", number, method, mix(capacity, load))
 
     def classes(self, capacity):
@@ -402,13 +453,14 @@ class Bench:
 
     def tenants(self, capacity):
         for number in range(self.o.rounds):
-            for method in ["fair"] + ["fifo"] * (number == 0):
+            for method in ["fair"] + ["fifo"] * (number == 0 and not self.o.quick):
                 for factor in (1, 10):
-                    self.cell(f"tenants/{factor}/{method}", number, method, tenants(capacity, factor))
+                    # A p99 of the few requests of one tenant needs more of them.
+                    self.cell(f"tenants/{factor}/{method}", number, method, tenants(capacity, factor), longer=2)
 
     def fairness(self, capacity):
         for number in range(self.o.rounds):
-            for method in ["fair"] + ["fifo"] * (number == 0):
+            for method in ["fair"] + ["fifo"] * (number == 0 and not self.o.quick):
                 self.cell(f"fairness/{method}", number, method, backlogged(capacity))
 
     def sessions(self):
@@ -478,11 +530,28 @@ def main_rows(o, r):
 
 
 def ratios(o, r, method):
-    """Returns, for each round, by how much the p99 of the other tenants rose, at most."""
-    out = []
-    for a, b in zip(r.rounds(f"tenants/1/{method}"), r.rounds(f"tenants/10/{method}")):
-        out.append(max(b["by_tenant"][t]["ttft"]["p99_ms"] / max(1e-9, a["by_tenant"][t]["ttft"]["p99_ms"]) for t in a["by_tenant"] if t != "greedy"))
-    return out
+    """Returns, for each tenant but the greedy one, by how much its p99 rose, in medians of the rounds."""
+    before, after = r.rounds(f"tenants/1/{method}"), r.rounds(f"tenants/10/{method}")
+    if not before or not after:
+        return {}
+    p99 = lambda reps, t: median([x["by_tenant"][t]["ttft"]["p99_ms"] for x in reps])
+    return {t: (p99(before, t), p99(after, t)) for t in before[0]["by_tenant"] if t != "greedy"}
+
+
+def cpu_ms(rep):
+    """Returns the router's CPU time for a request, in ms."""
+    return 1000 * rep["router_cpu"] / max(1, rep["overall"]["requests"] * (rep["seconds"] / rep["window_seconds"]))
+
+
+def light_rows(r):
+    rows = []
+    for load in LIGHT:
+        for m in ("none", "fair"):
+            reps = r.rounds(f"light/{load}/{m}")
+            if reps:
+                rows.append(f"| {load} % | {METHODS[m]} | {med([x['overall']['ttft']['p50_ms'] for x in reps], 1)} | {med([x['overall']['ttft']['p99_ms'] for x in reps], 1)} | "
+                            f"{med([x['overall']['tpot']['p50_ms'] for x in reps], 1)} | {med([cpu_ms(x) for x in reps], 3)} |")
+    return rows
 
 
 def goals(o, r):
@@ -510,17 +579,34 @@ def goals(o, r):
                     f"{med(values)} ms; alone {alone:,.0f} ms, so at most {bound:,.0f} ms", median(values) <= bound)
     values = ratios(o, r, "fair")
     if values:
-        more = ratios(o, r, "fifo")
-        row("a tenant that offers 10 × its share raises nobody else's first token p99 by more than 25 %",
-            f"× {med(values, 2)}" + (f" (FIFO: × {med(more, 2)})" if more else ""), median(values) <= 1.25)
+        worst = lambda v: max(v.values(), key=lambda x: x[1] / max(x[0], 1e-9))
+        own, more = worst(values), ratios(o, r, "fifo")
+        text = f"× {own[1] / max(own[0], 1e-9):.2f}: {own[0]:,.0f} to {own[1]:,.0f} ms, of the tenant that it rose most for"
+        if more:
+            text += " (FIFO: × %.2f)" % (worst(more)[1] / max(worst(more)[0], 1e-9))
+        row("a tenant that offers 10 × its share raises nobody else's first token p99 by more than 25 %", text, own[1] <= 1.25 * own[0])
     values = [x["fairness"] for x in r.rounds("fairness/fair")]
     if values:
         more = [x["fairness"] for x in r.rounds("fairness/fifo")]
         row("Jain's index over the tokens computed for backlogged tenants ≥ 0.98", med(values, 3) + (f" (FIFO: {med(more, 3)})" if more else ""), median(values) >= 0.98)
-    values = [x["overall"]["refusal"]["p99_ms"] for x in r.rounds(f"main/{top}/fair") if x["overall"]["refused"]]
-    if values:
-        half = [x["overall"]["refusal"]["p50_ms"] for x in r.rounds(f"main/{top}/fair") if x["overall"]["refused"]]
-        row("a refusal is sent within 5 ms of the request", f"p99 {med(values, 1)} ms, p50 {med(half, 1)} ms", median(values) <= 5)
+    reps = [x for x in r.rounds(f"main/{top}/fair") if x["overall"]["refused"]]
+    if reps:
+        values = [x["overall"]["refusal"]["p99_ms"] for x in reps]
+        machine = [x["probe"]["p99_ms"] for x in reps if x.get("probe")]
+        waited = [100 * x["overall"].get("refused_after_wait", 0) / x["overall"]["refused"] for x in reps]
+        row("a refusal is sent within 5 ms of the request", f"p99 {med(values, 1)} ms, p50 {med([x['overall']['refusal']['p50_ms'] for x in reps], 1)} ms; a request that waits for nothing takes p99 {med(machine, 1)} ms "
+            f"on this machine then; {med(waited, 1)} % were refused after a wait, and are not in this", median(values) <= 5)
+    for load in LIGHT:
+        off, on = r.rounds(f"light/{load}/none"), r.rounds(f"light/{load}/fair")
+        if not off or not on:
+            continue
+        text, met = [], True
+        for name, value, digits, least in (("first token p50", lambda x: x["overall"]["ttft"]["p50_ms"], 1, 1), ("p99", lambda x: x["overall"]["ttft"]["p99_ms"], 1, 5), ("CPU per request", cpu_ms, 3, 0)):
+            a, b = [value(x) for x in off], [value(x) for x in on]
+            text.append(f"{name} {med(a, digits)} and {med(b, digits)} ms")
+            # Equal: the medians differ by less than a twentieth, or than the rounds of one method.
+            met = met and median(b) <= max(1.05 * median(a), max(a), median(a) + least)
+        row(f"at {load} % load the queue makes no difference: without it and with it", "; ".join(text), met)
     return rows
 
 
@@ -622,6 +708,10 @@ Targets of every request: first token within {TTFT:g} s, then {1000 * TPOT:g} ms
                       "**The machine was up to %.0f %% busy: run this again on a quieter one before you believe the small times.**" % (100 * busiest)) + "\n")
     if not table:
         parts.append("There are no results of loads yet.\n")
+    rows = light_rows(r)
+    if rows:
+        parts.append("## Below saturation\n\nNo request waits long here, so the queue must make no difference. CPU is the router's, in ms for each request.\n\n"
+                     "| load | method | first token p50, ms | p99, ms | per token p50, ms | CPU, ms |\n| --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
     rows = session_rows(r)
     if rows:
         x = (r.rounds("sessions/with") or r.rounds("sessions/without"))[0]
@@ -664,11 +754,11 @@ def main():
     o = a.parse_args()
     build = os.path.join(ROOT, "build", "overload")
     o.loads = o.loads or ([95, 300] if o.quick else [60, 95, 150, 200, 300])
-    o.methods = o.methods or list(METHODS)
+    o.methods = o.methods or (["none", "fair", "haproxy"] if o.quick else list(METHODS))
     o.rounds = o.rounds or (1 if o.quick else 3)
     o.session_rounds = o.session_rounds or 1
     o.seconds = o.seconds or (3 if o.quick else 9)
-    o.warmup, o.cooldown = (2, 2) if o.quick else (3, 3)
+    o.warmup, o.cooldown = (3, 2) if o.quick else (3, 3)
     o.agents = o.agents or (16 if o.quick else 64)
     o.turns, o.speed = ((5, 15), 4) if o.quick else ((20, 60), 2)
     o.out = o.out or (build if o.quick else os.path.join(ROOT, "docs"))
@@ -689,7 +779,7 @@ def main():
         sglang_router()
 
     # Cells of other settings cannot share a page.
-    settings = hashlib.sha256(json.dumps([SIM, ENGINES, PROMPT, OUTPUT, TTFT, TPOT, ENGINE_QUEUE, HIGH, SLUICE, HAPROXY, o.seconds, o.warmup, o.seed]).encode()).hexdigest()[:12]
+    settings = hashlib.sha256(json.dumps([SIM, ENGINES, PROMPT, OUTPUT, TTFT, TPOT, ENGINE_QUEUE, HIGH, QUIET, LIGHT, SLUICE, HAPROXY, o.seconds, o.warmup, o.seed]).encode()).hexdigest()[:12]
     r = Results(os.path.join(build, "quick.json" if o.quick else "results.json"), settings)
     if not o.resume:
         r.drop(parts)

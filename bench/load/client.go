@@ -34,6 +34,7 @@ type Result struct {
 	Prefill         string        // X-Sluice-Prefill-Worker
 	PredictedCached int           // X-Sluice-Cached-Tokens, -1 absent
 	RetryAfter      time.Duration // of a refusal
+	Queued          bool          // the server says that the request waited in its queue
 
 	output    output // of a job that collects it
 	lastToken time.Duration
@@ -229,6 +230,10 @@ func (c *client) readHead(r *Result) (length int, chunked, closes bool, err erro
 		case len("X-Sluice-Worker"):
 			if bytes.EqualFold(name, []byte("X-Sluice-Worker")) {
 				r.Worker = string(value)
+			}
+		case len("X-Sluice-Queue-Time"):
+			if bytes.EqualFold(name, []byte("X-Sluice-Queue-Time")) {
+				r.Queued = true
 			}
 		case len("X-Sluice-Prefill-Worker"):
 			if bytes.EqualFold(name, []byte("X-Sluice-Prefill-Worker")) {

@@ -20,6 +20,7 @@ type group struct {
 	// Of the requests that were due in the window.
 	sent, dropped, ok, good, refused, unanswered, failed int64
 	prompt, cached, output                               int64
+	refusedAfterWait                                     int64
 	ttft, tpot, refusal                                  *hdrhistogram.Histogram
 
 	// Of the answers that ended in the window.
@@ -34,18 +35,20 @@ func newGroup() *group {
 // class or tenant. Its first counts are of the requests that were due in the measured time:
 // requests = ok + refused + unanswered + failed + dropped.
 type Group struct {
-	Requests   int64   `json:"requests"`
-	Dropped    int64   `json:"dropped"` // not sent, because too many were in flight
-	OK         int64   `json:"ok"`
-	Refused    int64   `json:"refused"`    // status 429 or 503
-	Unanswered int64   `json:"unanswered"` // no complete answer within the time-out, or by the end of the run
-	Failed     int64   `json:"failed"`     // in any other way
-	Good       int64   `json:"good"`       // complete answers within the targets of their source
-	Goodput    float64 `json:"goodput_per_second"`
+	Requests int64 `json:"requests"`
+	Dropped  int64 `json:"dropped"` // not sent, because too many were in flight
+	OK       int64 `json:"ok"`
+	Refused  int64 `json:"refused"` // status 429 or 503
+	// RefusedAfterWait are the refused ones that had waited in the server's queue (X-Sluice-Queue-Time).
+	RefusedAfterWait int64   `json:"refused_after_wait"`
+	Unanswered       int64   `json:"unanswered"` // no complete answer within the time-out, or by the end of the run
+	Failed           int64   `json:"failed"`     // in any other way
+	Good             int64   `json:"good"`       // complete answers within the targets of their source
+	Goodput          float64 `json:"goodput_per_second"`
 
 	// TTFT includes each unanswered request that has no first token, with the time that it had
 	// waited, so that an answer that never comes does not make the others look fast. TPOT is of
-	// complete answers, Refusal from the time of sending to the end of a refusal.
+	// complete answers, Refusal from the time of sending to the end of a refusal that did not wait.
 	TTFT    Quantiles `json:"ttft"`
 	TPOT    Quantiles `json:"tpot"`
 	Refusal Quantiles `json:"refusal"`
@@ -80,8 +83,11 @@ func (g *group) due(s *Source, r *Result) {
 			g.good++
 		}
 	case r.refused():
-		g.refused++
-		record(g.refusal, r.Total-r.SendDelay)
+		if g.refused++; r.Queued {
+			g.refusedAfterWait++
+		} else {
+			record(g.refusal, r.Total-r.SendDelay)
+		}
 	case r.unanswered():
 		g.unanswered++
 		if r.TTFT == 0 {
@@ -108,7 +114,7 @@ func computed(r *Result) int64 {
 
 func (g *group) report(seconds float64) Group {
 	return Group{
-		Requests: g.sent + g.dropped, Dropped: g.dropped, OK: g.ok, Refused: g.refused, Unanswered: g.unanswered, Failed: g.failed,
+		Requests: g.sent + g.dropped, Dropped: g.dropped, OK: g.ok, Refused: g.refused, RefusedAfterWait: g.refusedAfterWait, Unanswered: g.unanswered, Failed: g.failed,
 		Good: g.good, Goodput: float64(g.good) / seconds,
 		TTFT: quantiles(g.ttft), TPOT: quantiles(g.tpot), Refusal: quantiles(g.refusal),
 		PromptTokens: g.prompt, CachedTokens: g.cached, OutputTokens: g.output,

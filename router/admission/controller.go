@@ -175,14 +175,22 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 	if ahead == 0 {
 		return 0
 	}
-	rate := 0.0
+	now, rate := c.now(), 0.0
 	if m := c.rates[w.Item.Pool]; m != nil {
-		rate = m.perSecond(c.now())
+		rate = m.perSecond(now)
 	}
 	if rate <= 0 {
 		return -1
 	}
-	return time.Duration(min(float64(ahead)/rate*float64(time.Second), float64(24*time.Hour)))
+	seconds := float64(ahead) / rate
+	// What will arrive meanwhile in higher classes, and of tenants behind their share, goes before it
+	// too. The rate of its own tenant includes that.
+	if t := c.queue.tenantOf(&w.Item); t != nil {
+		if own := t.rate.perSecond(now); own > 0 {
+			seconds = max(seconds, float64(t.usage.cost)/own)
+		}
+	}
+	return time.Duration(min(seconds, 24*3600) * float64(time.Second))
 }
 
 func (c *Controller) classIndex(name string) int {
@@ -216,6 +224,9 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	c.waiting.Store(int64(c.queue.Len()))
 	if wasIdle {
 		c.rate(w.Item.Pool).begin(c.now())
+	}
+	if t := w.Item.tenant; t.usage.requests == 1 {
+		t.rate.resume(c.now())
 	}
 	start := !c.running
 	c.running = true
@@ -335,8 +346,9 @@ func (c *Controller) dispatchPool(pool string) {
 		}
 		switch it.Waiter.tryStart() {
 		case Started:
+			it.tenant.rate.add(c.now(), it.Cost, tenantRateWindow)
 			c.queue.Take(it)
-			c.rate(pool).add(c.now(), it.Cost)
+			c.rate(pool).add(c.now(), it.Cost, rateWindow)
 			c.end(it.Waiter, Dispatched)
 		case NotNow:
 			c.queue.Defer(it)
@@ -363,8 +375,8 @@ func (c *Controller) rate(pool string) *rateMeter {
 	return m
 }
 
-// rateMeter measures how many tokens a pool dispatches per second while it has waiting requests, over
-// about the last rateWindow of such time.
+// rateMeter measures how many tokens of a pool or a tenant are dispatched per second while it has waiting
+// requests, over about the last rateWindow or tenantRateWindow of such time.
 type rateMeter struct {
 	tokens, seconds float64
 	last            int64 // ns; meaningful while busy
@@ -372,7 +384,8 @@ type rateMeter struct {
 }
 
 const (
-	rateWindow = 10.0 // s
+	rateWindow       = 10.0 // s
+	tenantRateWindow = 3.0
 	// minRateTime is the time, in s, that must have been measured before a rate is used.
 	minRateTime = 0.25
 )
@@ -383,18 +396,21 @@ func (m *rateMeter) begin(now int64) {
 	}
 }
 
+// resume is begin for a meter whose time without requests has no end call.
+func (m *rateMeter) resume(now int64) { m.busy, m.last = true, now }
+
 func (m *rateMeter) end(now int64) {
-	m.advance(now)
+	m.advance(now, rateWindow)
 	m.busy = false
 }
 
-func (m *rateMeter) add(now int64, tokens int64) {
-	m.advance(now)
+func (m *rateMeter) add(now, tokens int64, window float64) {
+	m.advance(now, window)
 	m.tokens += float64(tokens)
 }
 
 // advance adds the time since the last event, and lets what was measured before fade.
-func (m *rateMeter) advance(now int64) {
+func (m *rateMeter) advance(now int64, window float64) {
 	if !m.busy {
 		return
 	}
@@ -403,17 +419,20 @@ func (m *rateMeter) advance(now int64) {
 	if elapsed <= 0 {
 		return
 	}
-	fade := max(0, 1-elapsed/rateWindow)
+	fade := max(0, 1-elapsed/window)
 	m.tokens, m.seconds = m.tokens*fade, m.seconds*fade+elapsed
 }
 
-// perSecond returns the rate, 0 if it is not known.
+// perSecond returns the rate, 0 if it is not known. The time since the last dispatch counts.
 func (m *rateMeter) perSecond(now int64) float64 {
-	m.advance(now)
-	if m.seconds < minRateTime {
+	seconds := m.seconds
+	if m.busy {
+		seconds += float64(now-m.last) / 1e9
+	}
+	if seconds < minRateTime {
 		return 0
 	}
-	return m.tokens / m.seconds
+	return m.tokens / seconds
 }
 
 // ClassView is what waits in one class.

@@ -7,15 +7,19 @@
 //   - Between priority classes it is strict: the highest class with a waiting request goes first. A class
 //     with a minimum share receives credit for every token that another class is given while it waits,
 //     and goes first while it has credit.
-//   - Within a class, tenants take turns by deficit round robin over tokens to compute, by weight. A
-//     tenant's requests may overdraw its deficit by one request; the debt is kept while the class has
-//     waiting requests, also when the tenant has none.
+//   - Within a class, the tenant with the largest deficit goes first: that has been given the fewest
+//     tokens to compute, by weight, against a clock that advances as those that always have waiting
+//     requests are served. What a tenant has not used of its share is saved, up to the cost of some
+//     requests, so that one below its share hardly waits for others that offer too much. What it has
+//     been given beyond its share stays a debt while the class has waiting requests, also when the tenant
+//     has none.
 //   - Within a tenant, the request that must start first goes first. One that can no longer start in
 //     time is late and goes behind those that can.
 //
-// The turns follow Shreedhar and Varghese, "Efficient fair queueing using deficit round robin"
-// (SIGCOMM 1995), in the variant in which a flow is served while its deficit is positive and charged
-// afterwards, so that the size of the next request need not be known.
+// The order of tenants is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with the saved
+// shares as in the "sparse flows" of FQ-CoDel (RFC 8290). Deficit round robin gives the same shares
+// to tenants that always have waiting requests, but keeps nothing for the others: a tenant at 80 % of
+// its share then waits as if it had a slow engine of its own.
 //
 // [Controller] makes a Queue usable by goroutines that wait. One goroutine dispatches while anything
 // waits, and none exists otherwise.

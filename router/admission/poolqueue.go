@@ -31,12 +31,12 @@ func (l *poolQueue) insert(it *Item, maxTenants int) {
 // next returns the head of the class whose turn it is.
 func (l *poolQueue) next(classes []Class, now int64) *Item {
 	for i := len(l.classes) - 1; i >= 0; i-- {
-		if k := &l.classes[i]; classes[i].MinShare > 0 && k.credit > 0 && k.ready > 0 {
+		if k := &l.classes[i]; classes[i].MinShare > 0 && k.credit > 0 && len(k.order) > 0 {
 			return k.next(now)
 		}
 	}
 	for i := range l.classes {
-		if k := &l.classes[i]; k.ready > 0 {
+		if k := &l.classes[i]; len(k.order) > 0 {
 			return k.next(now)
 		}
 	}
@@ -49,26 +49,30 @@ func (l *poolQueue) charge(classes []Class, it *Item) {
 	outOfOrder := false
 	for i := range l.classes {
 		k := &l.classes[i]
-		if share := classes[i].MinShare; share > 0 && k.ready > 0 && (i != it.Class || outOfOrder) {
+		if share := classes[i].MinShare; share > 0 && len(k.order) > 0 && (i != it.Class || outOfOrder) {
 			k.credit += share * float64(it.Cost)
 			if i == it.Class {
 				k.credit -= float64(it.Cost)
 			}
 		}
-		outOfOrder = outOfOrder || k.ready > 0
+		outOfOrder = outOfOrder || len(k.order) > 0
 	}
 }
 
-// classQueue holds the requests of one class in one pool. Its tenants are in a ring; the cursor is the one
-// whose turn it is. Tenants without requests stay in the ring while they are in debt, so that leaving
-// and coming back does not cancel it.
+// classQueue holds the requests of one class in one pool. Tenants without requests are remembered while
+// they have been given more than the clock allows for, so that leaving and coming back does not cancel it.
 type classQueue struct {
 	tenants map[string]*tenant
-	cursor  *tenant
+	order   []*tenant // those with a request that is not deferred: a heap, the one that goes first on top
+	idle    idleList  // those without requests
 	usage   usage
-	ready   int   // tenants with a request that is not deferred
 	weights int64 // of the tenants with requests
 	credit  float64
+	// clock is what a tenant of weight 1 that always had requests has been given. mean is the mean cost
+	// of the requests dispatched lately.
+	clock float64
+	mean  float64
+	turns uint64 // places given so far
 }
 
 // tenant holds the requests of one tenant in one class of a pool.
@@ -76,17 +80,51 @@ type tenant struct {
 	name     string
 	poolName string
 	weight   int
-	deficit  int64 // tokens that it may still use in this turn; negative: debt
-	usage    usage
-	isReady  bool
-	// isSettled: it has no requests, and its weight is not counted.
+	// given is what the tenant has been given, in tokens by weight, on the scale of the class's clock:
+	// below the clock it is behind its share. The tenant that is furthest behind goes first, and of
+	// equals the one that has had its place longest.
+	given float64
+	turn  uint64
+	usage usage
+	rate  rateMeter
+	at    int // in the heap, if isReady
+	// isReady: it has a request that is not deferred.
+	isReady bool
+	// isSettled: it has no requests, its weight is not counted, and it is in the idle list.
 	isSettled bool
-	prev      *tenant // in the ring
+	prev      *tenant // in the idle list
 	next      *tenant
 
 	heap     []*Item // by Due, then by arrival
 	late     *Item   // list in the order in which they became late
 	lateLast *Item
+}
+
+// idleList has the tenants without requests; the one that has been idle longest is first.
+type idleList struct{ first, last *tenant }
+
+func (l *idleList) add(t *tenant) {
+	t.prev, t.next = l.last, nil
+	if l.last == nil {
+		l.first = t
+	} else {
+		l.last.next = t
+	}
+	l.last = t
+}
+
+func (l *idleList) remove(t *tenant) {
+	if t.prev == nil {
+		l.first = t.next
+	} else {
+		t.prev.next = t.next
+	}
+	if t.next == nil {
+		l.last = t.prev
+	} else {
+		t.next.prev = t.prev
+	}
+	t.prev, t.next = nil, nil
 }
 
 // tenantFor returns the tenant of a request; it creates it if the table allows that.
@@ -99,16 +137,19 @@ func (k *classQueue) tenantFor(it *Item, maxTenants int) *tenant {
 			t = k.tenants[name]
 		}
 		if t == nil {
-			t = &tenant{name: name, isSettled: true}
+			t = &tenant{name: name, isSettled: true, given: k.floor()}
 			k.tenants[name] = t
-			k.enterRing(t)
+			k.idle.add(t)
 		}
 	}
 	weight := it.Weight
 	if t.name == Overflow && it.Tenant != Overflow {
 		weight = 1
 	}
-	if !t.isSettled {
+	if t.isSettled {
+		k.idle.remove(t)
+		t.given = max(t.given, k.floor())
+	} else {
 		k.weights -= int64(t.weight)
 	}
 	k.weights += int64(weight)
@@ -116,44 +157,27 @@ func (k *classQueue) tenantFor(it *Item, maxTenants int) *tenant {
 	return t
 }
 
-// dropIdle removes one tenant that is only remembered for its debt.
+// savedRequests bounds what a tenant that uses less than its share may use later, ahead of others, in
+// requests of the mean cost: enough for the bursts of a tenant that stays below its share, and little
+// beside a queue of the length at which the order matters.
+const savedRequests = 32
+
+// floor is how far behind the clock a tenant can be that has had no requests.
+func (k *classQueue) floor() float64 { return k.clock - savedRequests*k.mean }
+
+// dropIdle forgets the tenant that has been idle longest.
 func (k *classQueue) dropIdle() bool {
-	if k.cursor == nil {
+	t := k.idle.first
+	if t == nil {
 		return false
 	}
-	for t, first := k.cursor, true; first || t != k.cursor; t, first = t.next, false {
-		if t.usage.requests == 0 {
-			k.leaveRing(t)
-			return true
-		}
-	}
-	return false
+	k.forget(t)
+	return true
 }
 
-// enterRing puts a tenant behind all others.
-func (k *classQueue) enterRing(t *tenant) {
-	if k.cursor == nil {
-		t.prev, t.next = t, t
-		k.cursor, t.deficit = t, 1 // its turn has begun
-		return
-	}
-	t.prev, t.next = k.cursor.prev, k.cursor
-	t.prev.next, t.next.prev = t, t
-}
-
-func (k *classQueue) leaveRing(t *tenant) {
+func (k *classQueue) forget(t *tenant) {
+	k.idle.remove(t)
 	delete(k.tenants, t.name)
-	switch {
-	case t.next == t:
-		k.cursor = nil
-	case k.cursor == t:
-		k.cursor = t.next
-		k.cursor.deficit += k.quantum(k.cursor)
-		fallthrough
-	default:
-		t.prev.next, t.next.prev = t.next, t.prev
-	}
-	t.prev, t.next = nil, nil
 }
 
 // withdraw takes a request that is in no heap or list any more out of the counts.
@@ -173,79 +197,123 @@ func (k *classQueue) restore(it *Item) {
 
 // settle forgets what has no requests any more, after a request of t was withdrawn.
 func (k *classQueue) settle(t *tenant) {
-	if k.usage.requests == 0 { // nobody waits: the turns start again
+	if k.usage.requests == 0 { // nobody waits: the accounts start again
 		clear(k.tenants)
-		k.cursor, k.weights, k.ready, k.credit = nil, 0, 0, 0
+		k.order, k.idle, k.weights, k.credit, k.clock = k.order[:0], idleList{}, 0, 0, 0
 		return
 	}
 	if t.usage.requests == 0 && !t.isSettled && k.tenants[t.name] == t {
 		k.weights -= int64(t.weight)
-		if t.isSettled = true; t.deficit >= 0 {
-			k.leaveRing(t)
+		t.isSettled = true
+		k.idle.add(t)
+	}
+	for range 2 { // a new tenant would begin where these are
+		if t := k.idle.first; t != nil && t.given <= k.floor() {
+			k.forget(t)
 		}
 	}
 }
 
 // updateReady counts the tenant as ready if it has a request that is not deferred.
 func (k *classQueue) updateReady(t *tenant) {
-	if is := len(t.heap) > 0 || t.late != nil; is != t.isReady {
-		t.isReady = is
-		if is {
-			k.ready++
-		} else {
-			k.ready--
+	is := len(t.heap) > 0 || t.late != nil
+	switch {
+	case is == t.isReady:
+	case is:
+		k.turns++
+		t.isReady, t.turn, t.at = true, k.turns, len(k.order)
+		k.order = append(k.order, t)
+		k.up(t.at)
+	default:
+		t.isReady = false
+		last := len(k.order) - 1
+		i := t.at
+		k.swap(i, last)
+		k.order[last] = nil
+		if k.order = k.order[:last]; i != last && !k.down(i) {
+			k.up(i)
 		}
 	}
 }
 
-// quantum is what a tenant receives for a turn: the mean cost of the class's waiting requests, so that
-// a turn is about one request.
-func (k *classQueue) quantum(t *tenant) int64 {
-	return max(k.usage.cost/int64(max(k.usage.requests, 1)), 1) * int64(t.weight)
+// charge accounts a dispatch for the tenant.
+func (k *classQueue) charge(it *Item) {
+	t := it.tenant
+	if k.mean == 0 {
+		k.mean = float64(it.Cost)
+	}
+	k.mean += (float64(it.Cost) - k.mean) / 64
+	k.clock = max(k.clock, t.given)
+	t.given = max(t.given, k.floor()) + float64(it.Cost)/float64(t.weight)
+	k.turns++
+	t.turn = k.turns
+	if t.isReady && !k.down(t.at) {
+		k.up(t.at)
+	}
 }
 
-// next returns the head of the tenant whose turn it is; at least one tenant is ready.
-func (k *classQueue) next(now int64) *Item {
-	for visited := 0; ; visited++ {
-		t := k.cursor
-		if t.isReady && t.deficit > 0 {
-			return t.head(now)
+// next returns the head of the tenant that goes first; at least one tenant is ready.
+func (k *classQueue) next(now int64) *Item { return k.order[0].head(now) }
+
+func (k *classQueue) goesFirst(a, b *tenant) bool {
+	return a.given < b.given || a.given == b.given && a.turn < b.turn
+}
+
+func (k *classQueue) up(i int) {
+	for i > 0 {
+		parent := (i - 1) / 2
+		if !k.goesFirst(k.order[i], k.order[parent]) {
+			return
 		}
-		if t.usage.requests == 0 && t.deficit >= 0 {
-			k.leaveRing(t) // its debt is paid; the next tenant's turn has begun
+		k.swap(i, parent)
+		i = parent
+	}
+}
+
+func (k *classQueue) down(i int) (moved bool) {
+	for {
+		child := 2*i + 1
+		if child >= len(k.order) {
+			return moved
+		}
+		if right := child + 1; right < len(k.order) && k.goesFirst(k.order[right], k.order[child]) {
+			child = right
+		}
+		if !k.goesFirst(k.order[child], k.order[i]) {
+			return moved
+		}
+		k.swap(i, child)
+		i, moved = child, true
+	}
+}
+
+func (k *classQueue) swap(i, j int) {
+	o := k.order
+	o[i], o[j] = o[j], o[i]
+	o[i].at, o[j].at = i, j
+}
+
+// ahead estimates how many tokens of the class are dispatched before a request that would be pushed now.
+func (k *classQueue) ahead(it *Item) int64 {
+	given, own, weight := k.floor(), int64(0), float64(max(it.Weight, 1))
+	if t := k.tenants[it.Tenant]; t != nil {
+		own, given, weight = t.usage.cost, max(t.given, given), float64(t.weight)
+	}
+	// The request goes when its tenant has been given its other requests, and the others have as much.
+	turn := given + (float64(own)+float64(max(it.Cost, 1))/2)/weight
+	const most = 64 // tenants that are looked at; the others are taken to be like these
+	looked, tokens := 0, 0.0
+	for _, t := range k.order[:min(len(k.order), most)] {
+		if t.name == it.Tenant {
 			continue
 		}
-		if !t.isReady && t.deficit > 0 && t.usage.requests > 0 {
-			t.deficit = min(t.deficit, k.quantum(t)) // its requests are deferred: it saves one turn at most
-		}
-		if visited > len(k.tenants) {
-			k.skipTurns()
-			visited = 0
-		}
-		k.cursor = t.next
-		k.cursor.deficit += k.quantum(k.cursor)
+		looked++
+		tokens += min(max(turn-t.given, 0)*float64(t.weight), float64(t.usage.cost))
 	}
-}
-
-// skipTurns adds as many turns to all tenants as it takes, less one, until the first of those that are
-// ready has a positive deficit. It keeps a turn of expensive requests from taking many passes.
-func (k *classQueue) skipTurns() {
-	turns := int64(-1)
-	for t, first := k.cursor, true; first || t != k.cursor; t, first = t.next, false {
-		if q := k.quantum(t); t.isReady && (turns < 0 || -t.deficit/q < turns) {
-			turns = max(-t.deficit/q, 0)
-		}
+	if others := len(k.order) - most; others > 0 {
+		tokens += tokens * float64(others) / float64(max(looked, 1))
 	}
-	if turns <= 0 {
-		return
-	}
-	for t, first := k.cursor, true; first || t != k.cursor; t, first = t.next, false {
-		if t.isReady {
-			t.deficit += turns * k.quantum(t)
-		} else {
-			t.deficit = min(t.deficit+turns*k.quantum(t), max(t.deficit, k.quantum(t)))
-		}
-	}
+	return own + int64(tokens)
 }
 
 // longest returns the tenant with the most waiting tokens by weight that has a request to give up.

@@ -287,7 +287,7 @@ func (q *Queue) Next(name string, now int64) *Item {
 // class.
 func (q *Queue) Take(it *Item) {
 	it.queue.charge(q.classes, it)
-	it.tenant.deficit -= it.Cost
+	it.queue.classes[it.Class].charge(it)
 	q.withdraw(it)
 	q.settle(it)
 }
@@ -362,6 +362,16 @@ func (q *Queue) longest(class int, preferred string) *tenant {
 	return best
 }
 
+// tenantOf returns the tenant of a request that would be pushed now, nil if it has no waiting requests.
+func (q *Queue) tenantOf(it *Item) *tenant {
+	if l := q.pools[it.Pool]; l != nil {
+		if t := l.classes[it.Class].tenants[it.Tenant]; t != nil && t.usage.requests > 0 {
+			return t
+		}
+	}
+	return nil
+}
+
 // Pools returns the names of the pools that have waiting requests, sorted.
 func (q *Queue) Pools(into []string) []string {
 	into = into[:0]
@@ -422,16 +432,6 @@ func (q *Queue) Ahead(it *Item) int64 {
 			lower += q.classes[i].MinShare
 		}
 	}
-	k := &l.classes[it.Class]
-	own, weight := int64(0), int64(max(it.Weight, 1))
-	if t := k.tenants[it.Tenant]; t != nil {
-		own = t.usage.cost
-		weight = int64(t.weight)
-	}
-	others := k.usage.cost - own
-	if weights := k.weights - weight; others > 0 && weights > 0 {
-		others = min(others, (own+max(it.Cost, 1))*weights/weight)
-	}
-	tokens += own + max(others, 0)
+	tokens += l.classes[it.Class].ahead(it)
 	return int64(float64(tokens) / (1 - min(lower, 0.9)))
 }

@@ -253,6 +253,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 			r.SetKVUsage(ld.Usage)
 			sub.usage[at] = true
 		}
+		r.Reports.Add(1)
 		l.applied.Add(1)
 	}
 }

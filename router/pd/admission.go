@@ -49,7 +49,11 @@ func (q *request) enqueue(w *admission.Waiter) bool {
 		return false
 	}
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
-	outcome := c.Wait(w, q.class.wait)
+	wait := q.class.wait
+	if q.startBy > 0 && q.class.refuse && !q.late {
+		wait = min(wait, max(time.Duration(q.startBy-c.Now()), 0))
+	}
+	outcome := c.Wait(w, wait)
 	q.x.OnClientGone(nil)
 	return q.endWait(w, outcome)
 }
@@ -66,13 +70,6 @@ func (q *request) waitsForAdmission() bool {
 
 // newWaiter returns the request as one that waits.
 func (q *request) newWaiter() *admission.Waiter {
-	pool := q.pool.Model
-	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
-		pool = r.Worker.Info().Base // adapters of a model compete for its ranks
-	}
-	if q.plan.Family != nil {
-		pool += " prefill"
-	}
 	q.lookedUp = time.Now()
 	w := &admission.Waiter{Class: q.class.Name, Starter: q}
 	output := 0
@@ -80,9 +77,21 @@ func (q *request) newWaiter() *admission.Waiter {
 		output = schedule.ExpectedOutput(q.newQuery(schedule.WholeLeg, nil).MaxTokens)
 	}
 	rank, todo := q.expectedWork()
-	w.Item = admission.Item{Pool: pool, Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
+	w.Item = admission.Item{Pool: q.queuePool(), Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
 	q.setDue(w, rank, todo, output)
 	return w
+}
+
+// queuePool returns the name of the set of ranks that the request competes for.
+func (q *request) queuePool() string {
+	pool := q.pool.Model
+	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
+		pool = r.Worker.Info().Base // adapters of a model compete for its ranks
+	}
+	if q.plan.Family != nil {
+		pool += " prefill"
+	}
+	return pool
 }
 
 // expectedWork returns the rank that would run the first leg if all were free, and how many tokens of
@@ -119,7 +128,7 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 	}
 	var prefill, decode time.Duration
 	if rank != nil {
-		prefill = q.settings.Scheduler.PrefillTime(rank, todo)
+		prefill = q.settings.Scheduler.FirstTokenTime(rank, todo)
 		if !q.stream {
 			decode = time.Duration(output) * q.settings.Scheduler.StepTime(rank, q.promptTokens()+output)
 		}
@@ -128,6 +137,7 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 	since := time.Since(q.req.Received)
 	if q.ttft > 0 && q.stream {
 		left = time.Duration((1-targetMargin)*float64(q.ttft)) - prefill - since
+		q.startBy = c.Now() + int64(left)
 	}
 	if !q.deadline.IsZero() {
 		total := q.deadline.Sub(q.req.Received)
@@ -156,10 +166,34 @@ func (q *request) meetsTarget(w *admission.Waiter) bool {
 		w.Item.Due = 0 // passed already
 		return true
 	}
-	q.r.countRefusal(q.class.Name, q.tenant, front.TargetUnmet)
-	q.noteAdmission("refused: its target cannot be met", wait, wait)
-	q.refuse(front.TargetUnmet, fmt.Sprintf("the request would wait %s (class %s), too long for its target of %s", roundWait(max(wait, 0)), q.class.Name, q.describeTarget()), retryAfter(wait-max(left, 0)))
+	q.refuseUnmet("refused: its target cannot be met", fmt.Sprintf("the request would wait %s", roundWait(max(wait, 0))), wait, wait, wait-max(left, 0))
 	return false
+}
+
+// refuseUnmet refuses a request whose target cannot be met any more.
+func (q *request) refuseUnmet(note, what string, waited, forecast, retry time.Duration) {
+	q.r.countRefusal(q.class.Name, q.tenant, front.TargetUnmet)
+	q.noteAdmission(note, waited, forecast)
+	q.refuse(front.TargetUnmet, fmt.Sprintf("%s (class %s), too long for its target of %s", what, q.class.Name, q.describeTarget()), retryAfter(retry))
+}
+
+// refuseEarly refuses a request whose target cannot be met, before its prompt is looked at: under overload
+// most of the router's work would be for requests that it refuses. It returns false, without an answer,
+// if the request may be in time as far as is known without its prompt.
+func (q *request) refuseEarly() bool {
+	c := q.r.admission
+	if q.class == nil || !q.class.refuse || q.ttft == 0 || !q.stream || c.IsEmpty() || !q.waitsForAdmission() || q.wantsPrefillOnly() {
+		return false
+	}
+	rank := q.firstRank()
+	if rank == nil {
+		return false
+	}
+	w := &admission.Waiter{Class: q.class.Name}
+	w.Item = admission.Item{Pool: q.queuePool(), Tenant: q.tenant, Weight: q.weight, Cost: 1}
+	q.setDue(w, rank, 0, 0)
+	q.entry.SetClass(q.class.Name, q.tenant)
+	return !q.meetsTarget(w)
 }
 
 func (q *request) describeTarget() string {
@@ -204,6 +238,10 @@ func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 		q.noteAdmission("refused: a request of a higher class or of a tenant with fewer requests has its place", w.Waited, w.Forecast)
 		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full, and a request of a higher class or of a tenant with fewer waiting requests has the place of this one (class %s)", q.class.Name), retryAfter(q.r.admission.Forecast(w)))
 	default:
+		if w.Waited < q.class.wait { // what the forecast did not see
+			q.refuseUnmet("refused: its target could not be met any more", fmt.Sprintf("no rank could start the request within %s", roundWait(w.Waited)), w.Waited, w.Forecast, q.r.admission.Forecast(w))
+			return false
+		}
 		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionTimeout)
 		q.noteAdmission("refused: it waited too long", w.Waited, w.Forecast)
 		q.refuse(front.AdmissionTimeout, fmt.Sprintf("no rank for model %q could start the request within %s (class %s, admission.max_wait or the class's own)", q.pool.Model, q.class.wait, q.class.Name), retryAfter(q.r.admission.Forecast(w)))
@@ -272,7 +310,7 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	if s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) {
 		return true // nobody waits for a trial: if there is no other rank, the request is refused
 	}
-	if s.Scheduler.Backlog(r) >= s.admission.EngineQueue || schedule.UnderPressure(r) || s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
+	if s.Scheduler.EngineWait(r) >= s.admission.EngineQueue || s.Scheduler.IsBatchFull(r) || schedule.UnderPressure(r) || s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
 		return false
 	}
 	return leg == schedule.PrefillLeg || schedule.FitsKV(r, q.prompt.Count, q.maxTokens)
@@ -331,11 +369,28 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 	if !ok || best.CachedTokens == 0 || q.isFree(leg, best.Rank) {
 		return false
 	}
+	q.skipped = append(q.skipped[:0], q.excluded...)
+	for _, r := range candidates {
+		if !q.isFree(leg, r) {
+			q.skipped = append(q.skipped, r)
+		}
+	}
+	query.Excluded = q.skipped
+	other, ok := s.Scheduler.Preview(&query)
+	if !ok || q.firstTokenIn(&best) >= q.firstTokenIn(&other) {
+		return false
+	}
 	now := time.Now()
 	if q.affinitySince.IsZero() {
 		q.affinitySince = now
 	}
 	return now.Sub(q.affinitySince) < s.admission.AffinityWait
+}
+
+// firstTokenIn returns the forecast of the time to the first token on a rank.
+func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {
+	s := q.settings.Scheduler
+	return s.StartIn(c.Rank) + s.PrefillTime(c.Rank, max(q.promptTokens()-c.CachedTokens, 1))
 }
 
 // reserveFirstLeg chooses among the ranks with capacity.

@@ -148,6 +148,7 @@ type admissionPart struct {
 	ttft, tpot time.Duration // targets; 0: none
 
 	late            bool      // the forecast says that the target cannot be met
+	startBy         int64     // by the queue's clock: the latest start that meets the target of the first token; 0: no such target
 	bindLate        bool      // choices take only ranks with capacity
 	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
 	lookedUp        time.Time // when the overlap was last looked up

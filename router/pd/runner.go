@@ -226,6 +226,9 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	if !q.readAdmission() || !q.applySteering() || !q.routeToStored() || !q.beginTurn() {
 		return
 	}
+	if q.refuseEarly() {
+		return
+	}
 	q.settings.Fleet.CreditRequest(q.pool)
 	began := q.entryTime()
 	q.resolvePrompt()

@@ -26,6 +26,55 @@ func (s *Scheduler) Backlog(r *worker.Rank) time.Duration {
 	return time.Duration(max(work, 0))
 }
 
+// EngineWait returns how long the engine of a rank is expected to leave a request alone that it is given
+// now: Backlog or, by the pace of the first tokens, more. The pace shows what the work does not: an engine that runs a bounded
+// number of requests at a time starts one when another ends, however little the prompts take.
+func (s *Scheduler) EngineWait(r *worker.Rank) time.Duration {
+	wait := s.Backlog(r)
+	if r.Pace.Batch() > 0 && r.Running.Load()+r.Waiting.Load() <= r.Requests.Load()*5/4+2 {
+		return wait // IsBatchFull is exact, since the engine has no requests of other routers
+	}
+	return max(wait, r.Pace.Wait(r.Pending.Load(), time.Duration(s.now()-r.HeadSince.Load())))
+}
+
+// StartIn returns in how long the engine of a rank is expected to start a request that waits for the rank
+// alone.
+func (s *Scheduler) StartIn(r *worker.Rank) time.Duration {
+	wait := s.EngineWait(r)
+	if batch := r.Pace.Batch(); batch > 0 {
+		wait += time.Duration(max(r.Requests.Load()-batch+1, 0)) * r.Pace.Interval()
+	}
+	return wait
+}
+
+const (
+	// congestedWait is the wait, beyond the time that a request takes alone, from which an engine that
+	// reports waiting requests is taken to run as many as it can.
+	congestedWait = 60 * time.Millisecond
+	// dispatchTime is the time in which a dispatched request reaches the batch of its engine.
+	dispatchTime = 5 * time.Millisecond
+)
+
+// IsBatchFull reports whether the engine of a rank runs as many requests as it can. It returns false as
+// long as the engine's reports have not shown how many these are. Where requests end every few
+// milliseconds, one or a few more may be sent ahead.
+func (s *Scheduler) IsBatchFull(r *worker.Rank) bool {
+	if n := r.Reports.Load(); n != r.PacedReports.Load() {
+		r.PacedReports.Store(n)
+		isCongested := r.KVUsage() < fullUsage && r.Pace.Wait(r.Pending.Load(), 0) > congestedWait
+		r.Pace.Report(time.Duration(s.now()), r.Running.Load(), r.Waiting.Load(), r.Requests.Load(), isCongested)
+	}
+	batch := r.Pace.Batch()
+	if batch == 0 {
+		return false
+	}
+	ahead := int64(0)
+	if interval := r.Pace.Interval(); interval > 0 {
+		ahead = int64(dispatchTime / interval)
+	}
+	return r.Requests.Load() >= batch+ahead
+}
+
 // fullUsage is the fraction of KV blocks in use from which an engine that also has waiting requests is
 // under pressure.
 const fullUsage = 0.95
@@ -57,6 +106,12 @@ func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
 // ExpectedOutput returns the number of tokens that a request with a limit of maxTokens is expected to
 // generate; 0 means that it has none.
 func ExpectedOutput(maxTokens int) int { return outputTokens(maxTokens) }
+
+// FirstTokenTime returns the expected time from the dispatch of a request to its first token, with that
+// many tokens to compute: as it has been on the rank lately, or longer if the tokens take longer.
+func (s *Scheduler) FirstTokenTime(r *worker.Rank, tokens int) time.Duration {
+	return max(s.PrefillTime(r, tokens), r.Pace.First())
+}
 
 // PrefillTime returns the expected time to compute that many tokens on an idle rank.
 func (s *Scheduler) PrefillTime(r *worker.Rank, tokens int) time.Duration {
@@ -124,7 +179,7 @@ func (res *Reservation) begin() {
 		}
 	}
 	r.PendingWork.Add(res.pending)
-	if r.Pending.Add(1) == 1 {
+	if res.alone = r.Pending.Add(1) == 1; res.alone {
 		r.HeadSince.Store(res.started)
 	}
 }
@@ -138,12 +193,15 @@ func (res *Reservation) endUnseen() {
 	res.rank.Unseen.Add(-1)
 }
 
-// endPending ends what begin has counted, at the first token.
-func (res *Reservation) endPending() {
+// endPending ends what begin has counted: at the first token, or when the leg ends without one.
+func (res *Reservation) endPending(hasFirstToken bool) {
 	if r := res.rank; !res.unseen {
+		if hasFirstToken { // else the time since the last one goes on
+			now := res.s.now()
+			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), res.alone)
+		}
 		r.PendingWork.Add(-res.pending)
 		r.Pending.Add(-1)
-		r.HeadSince.Store(res.s.now())
 	}
 	res.s.notifyCapacity()
 }

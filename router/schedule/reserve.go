@@ -21,6 +21,7 @@ type Reservation struct {
 	leg          LegKind
 	noPull       bool // see SetNoPull
 	unseen       bool // the router does not see the first token
+	alone        bool // no other request waited for its first token on the rank when it was reserved
 	prompt       int32
 	cached       int32 // predicted
 	reported     int32 // by the engine, -1 unknown
@@ -128,11 +129,11 @@ func (res *Reservation) PrefillDone() {
 	}
 	res.computed = res.rank.Computed.Add(res.prefill)
 	res.first.Store(res.s.now())
-	res.releasePrefill()
+	res.releasePrefill(true)
 }
 
-func (res *Reservation) releasePrefill() {
-	res.endPending()
+func (res *Reservation) releasePrefill(hasFirstToken bool) {
+	res.endPending(hasFirstToken)
 	if res.prefill != 0 {
 		res.rank.PrefillTokens.Add(-res.prefill)
 		res.s.load.add(res.rank.Slot, -res.ns[0], 0)
@@ -174,7 +175,7 @@ func (res *Reservation) Release() {
 		return
 	}
 	if old&prefillDone == 0 {
-		res.releasePrefill()
+		res.releasePrefill(false)
 	}
 	if res.blocks != 0 {
 		res.rank.DecodeBlocks.Add(-res.blocks)

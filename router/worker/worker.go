@@ -107,6 +107,12 @@ type Rank struct {
 	Unseen      atomic.Int64
 	UnseenUntil atomic.Int64
 
+	Pace Pace
+	// Reports counts the loads that the engine has reported.
+	Reports atomic.Uint32
+	// PacedReports is the count up to which they are in Pace.
+	PacedReports atomic.Uint32
+
 	// Price is the cost of work on this rank in ns per unit, by Work, as the scheduler has learned
 	// it; 0: the fleet's.
 	Price [NumWork]atomic.Int64
