@@ -49,7 +49,7 @@ CHECKS = [
     ("containerfile", "Containerfile: podman or buildah", "", unavailable("its base images come from a registry of images; `make image` builds the same content from Debian packages")),
     ("charts", "Helm chart and manifests: helm, kubeconform", "scripts/charts-test.sh", have("go")),
     ("observability", "metrics, rules and every panel's query: promtool, Prometheus", 'scripts/observability_test.py "$(scripts/prometheus.sh)"', have("go")),
-    ("grafana", "dashboards drawn by Grafana", "", unavailable("Grafana is in none of the package registries that this uses; `observability` runs each panel's query")),
+    ("dashboards", "dashboards against Grafana's schema: the Grafana project's Go types; Grafana itself is in no package registry", "scripts/grafana.sh", have("go")),
     ("traces", "spans over gRPC and HTTP: the OpenTelemetry collector", "scripts/traces_test.py", have("go")),
     ("access log", "CPU of the access log as a share of a request, printed", "scripts/bench_accesslog.py --rounds 8 --seconds 1", have("taskset", "cc")),
     ("console", "the console in a browser: Chromium", "go test -count=1 -run TestConsoleInBrowser ./router/admin -browser " + BROWSER, browser),

@@ -123,7 +123,8 @@ def dashboard(name):
     return {
         "uid": "sluice-" + name, "title": title, "tags": ["sluice"], "schemaVersion": 39, "version": 1, "editable": True,
         "graphTooltip": 1, "refresh": "30s", "time": {"from": "now-1h", "to": "now"}, "timezone": "",
-        "links": [{"type": "dashboards", "tags": ["sluice"], "asDropdown": False, "includeVars": True, "keepTime": True, "title": "Sluice"}],
+        "links": [{"type": "dashboards", "tags": ["sluice"], "asDropdown": False, "includeVars": True, "keepTime": True, "title": "Sluice", "icon": "external link", "tooltip": "", "targetBlank": False}],
+        "annotations": {"list": []},
         "templating": {"list": [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}] + [
             {"name": v, "label": v.capitalize(), "type": "query", "datasource": SOURCE, "query": {"query": VARIABLES[v], "refId": v},
              "definition": VARIABLES[v], "refresh": 2, "includeAll": True, "allValue": ".*", "multi": True, "sort": 1,
@@ -132,7 +133,7 @@ def dashboard(name):
             "id": i + 1, "type": "timeseries", "title": title, "description": description, "datasource": SOURCE,
             "gridPos": {"h": 8, "w": 8, "x": i % 3 * 8, "y": i // 3 * 8},
             "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": {"fillOpacity": 8, "lineWidth": 1, "showPoints": "never"}}, "overrides": []},
-            "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}, "tooltip": {"mode": "multi", "sort": "desc"}},
+            "options": {"legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}, "tooltip": {"mode": "multi", "sort": "desc"}},
             "targets": [{"refId": chr(65 + k), "datasource": SOURCE, "expr": expr, "legendFormat": legend, "range": True, "exemplar": "_bucket" in expr}
                         for k, (expr, legend) in enumerate(targets)],
         } for i, (title, unit, targets, description) in enumerate(panels)],
