@@ -142,6 +142,43 @@ func TestPromptIDsInHandle(t *testing.T) {
 	}
 }
 
+// TestPromptIDsReplaceText: ids in kv_transfer_params are the prompt in every API that renders a chat, on a
+// prefill leg and without a connector. Releases before 0.32 and an echo render the text.
+func TestPromptIDsReplaceText(t *testing.T) {
+	ids := idPrompt(40, 5)
+	for _, c := range []struct {
+		path, body string
+		opt        Options
+		count      int
+	}{
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, Options{}, 40},
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, Options{PD: "storage"}, 40},
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, Options{PD: "orchestrated"}, 40},
+		{"/v1/messages", `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, Options{}, 40},
+		{"/v1/responses", `"input":"x","max_output_tokens":1`, Options{}, 40},
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, Options{Release: "0.31"}, 0},
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"max_tokens":1,"echo":true`, Options{}, 0},
+	} {
+		e := fastOptions(t, c.opt)
+		a := post(t, e, c.path, `{`+c.body+`,"kv_transfer_params":{"do_remote_decode":true,"prompt_token_ids":`+ids+`}}`)
+		if a.status != 200 {
+			t.Fatalf("%s: %d %s", c.path, a.status, a.body)
+		}
+		usage := a.json["usage"].(map[string]any)
+		n, ok := usage["prompt_tokens"].(float64)
+		if !ok {
+			n = usage["input_tokens"].(float64)
+		}
+		if want := c.count; int(n) == 40 != (want == 40) {
+			t.Errorf("%s with %+v: %v prompt tokens; want %d, 0 for those of the text", c.path, c.opt, n, want)
+		}
+	}
+	e := fastOptions(t, Options{})
+	if a := post(t, e, "/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":[1,"2"]}}`); a.status != 400 {
+		t.Errorf("ids that are not numbers: %d %s; want 400", a.status, a.body)
+	}
+}
+
 func TestLeaseExpires(t *testing.T) {
 	for _, mode := range []string{"stale", "error", "crash"} {
 		t.Run(mode, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/httpconn"
+	"sluice/bench/sim/nixl"
 )
 
 // serveAPI serves one request of a client port, at once or through the job it returns.
@@ -209,14 +210,10 @@ func (l *incarnation) build(j *core.Job, b *api.Body, leg core.Leg, r *httpconn.
 	if err != nil {
 		return err
 	}
-	if p, ok := leg.(core.PromptSource); ok {
-		list, err := p.Prompt(r.Path)
-		if err != nil {
-			return err
-		}
-		if list != nil {
-			ids = [][]uint32{list}
-		}
+	if list, err := nixl.PromptIDs(b, r.Path, &l.e.o); err != nil {
+		return err
+	} else if list != nil {
+		ids = [][]uint32{list}
 	}
 	l.name(j, r, b)
 	for _, list := range ids {

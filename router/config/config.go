@@ -230,9 +230,14 @@ type PD struct {
 	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
 	// LocalWhenFaster skips remote prefill if a decode worker alone is expected to produce the
 	// first token earlier, by both sides' queues and rates and the transfer time [false].
-	LocalWhenFaster bool     `yaml:"local_when_faster"`
-	PrefillLabel    []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
-	DecodeLabel     []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
+	LocalWhenFaster bool `yaml:"local_when_faster"`
+	// PrefillByIDs sends prompts to vLLM 0.32 or later as token ids, so that the engine does not
+	// render and tokenize them again: off, or verified: if the router has found the ids itself
+	// (tokens.native) and the engine process has confirmed the ids of an earlier prompt of this API.
+	// Other prompts are sent as text [off].
+	PrefillByIDs string   `yaml:"prefill_by_ids" oneof:"off verified"`
+	PrefillLabel []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
+	DecodeLabel  []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
 	// CacheHitThreshold is the fraction of a prompt, 0 to 1, that a decode worker must have in
 	// its cache to run a request alone (family storage); 0: always prefill [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`

@@ -18,7 +18,7 @@ func Default() *Config {
 		Tracing:   Tracing{Protocol: "auto", Sample: 0.01, Slow: 30 * time.Second},
 		PD: PD{
 			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, AbortDelay: 500 * time.Millisecond, AbandonedDecode: 10 * time.Second,
-			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
+			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true, PrefillByIDs: "off",
 		},
 		LMCache: LMCache{
 			ProxyHost: "127.0.0.1", ProxyPort: 8500, FinishedReqTTL: 300 * time.Second, CleanupInterval: 60 * time.Second,

@@ -167,6 +167,9 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	if pd.LocalWhenFaster {
 		line("    without prefill if a decode worker is estimated to be faster alone")
 	}
+	if pd.PrefillByIDs == "verified" {
+		line("    prompts are sent as token ids to engines that have confirmed the router's ids")
+	}
 	for _, l := range []struct {
 		leg   string
 		words []string

@@ -21,7 +21,7 @@ var reloadable = []string{
 	"health.interval", "health.timeout", "health.path", "health.unhealthy_threshold", "health.metrics_interval", "health.probe_inference", "fleet.retry_budget_ratio", "fleet.retry_budget_min_per_second", "transfers.stall_timeout",
 	"health.breaker_failures", "health.breaker_open_time", "health.frozen_process", "health.frozen_core", "health.frozen_host",
 	"pd.lease", "pd.lease_margin", "pd.abort_delay", "pd.abandoned_decode_timeout", "pd.completion_timeout", "pd.max_attempts", "pd.decode_attempts", "pd.decode_only_fallback", "pd.local_prefill_tokens",
-	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
+	"pd.local_when_faster", "pd.prefill_by_ids", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
 	"schedule.host_weight", "schedule.disk_weight", "schedule.in_flight_weight", "schedule.eviction_weight", "schedule.others_weight", "schedule.temperature", "schedule.policy",
 	"schedule.prefill_ms", "schedule.transfer_ms", "schedule.block_ms", "tokens",

@@ -36,6 +36,7 @@ var Catalog = []Family{
 	{"sluice_models_without_handover", "gauge", "", "Models whose last requests (10 or more in a row) were all decoded without the hand-over that pd configures, because no prefill worker is healthy or the prefill responses cannot be handed over; /readyz, /health and the log give the reason."},
 	{"sluice_migrations_total", "counter", "outcome", "Streams whose engine failed: done (continued on another engine), failed (no other engine continued them), limit, or the reason why they could not move; drained: moved away from a draining worker (docs/migration.md)."},
 	{"sluice_plans_total", "counter", "plan, reason", "Decisions between prefill on another rank (plan remote) and on the decode rank (local), by reason (few_uncached, faster, uncached, unknown_prompt; not_considered: only the ranks were chosen jointly), and prefill-only requests (prefill_only), by trigger (header, max_tokens)."},
+	{"sluice_prefill_prompts_total", "counter", "form", "Prefill legs by the form of their prompt, with `pd.prefill_by_ids`: ids; text, because the request, the family or the engine allows no ids; unverified: text, because the ids have not been compared with this engine process; refused: text, because the engine process has refused ids."},
 
 	{"sluice_responses_incomplete_total", "counter", "cause", "Non-streaming responses that the client did not read completely, by cause (client_stalled: nothing read within timeouts.write, client_gone, drained)."},
 

@@ -40,6 +40,7 @@ type Metrics struct {
 	fallbacks          labelMap[string, counter]
 	migrations         labelMap[string, counter]
 	plans              labelMap[[2]string, counter] // by plan and reason
+	promptForms        labelMap[string, counter]
 	streams            labelMap[relay.Cause, counter]
 	truncatedResponses labelMap[relay.Cause, counter] // non-streaming responses that the client did not read completely
 	endpoints          map[string]*endpoint           // by path; not modified after NewMetrics
@@ -96,6 +97,7 @@ func NewMetrics() *Metrics {
 	m.fallbacks.overflow = otherWord
 	m.migrations.overflow = otherWord
 	m.plans.overflow = func(k [2]string) [2]string { return [2]string{k[0], otherValue} }
+	m.promptForms.overflow = otherWord
 	m.admission.init()
 	m.models.overflow, m.models.bound = otherWord, maxModels
 	m.models.create = func(string) *Model { return newModel(m.native.Load()) }
@@ -146,6 +148,7 @@ func (m *Metrics) collectCounters(p *page) {
 	addMap(p, "sluice_fallbacks_total", &m.fallbacks, func(kind string) []string { return []string{"kind", kind} })
 	addMap(p, "sluice_migrations_total", &m.migrations, func(outcome string) []string { return []string{"outcome", outcome} })
 	addMap(p, "sluice_plans_total", &m.plans, func(k [2]string) []string { return []string{"plan", k[0], "reason", k[1]} })
+	addMap(p, "sluice_prefill_prompts_total", &m.promptForms, func(form string) []string { return []string{"form", form} })
 	addMap(p, "sluice_streams_total", &m.streams, func(c relay.Cause) []string { return []string{"cause", c.String()} })
 	addMap(p, "sluice_responses_incomplete_total", &m.truncatedResponses, func(c relay.Cause) []string { return []string{"cause", c.String()} })
 	m.mu.Lock()
@@ -231,6 +234,9 @@ func (m *Metrics) FallbackUsed(kind string) { m.fallbacks.get(kind).Inc() }
 
 // Migrated implements pd.Observer.
 func (m *Metrics) Migrated(outcome string) { m.migrations.get(outcome).Inc() }
+
+// PromptSent implements pd.Observer.
+func (m *Metrics) PromptSent(form string) { m.promptForms.get(form).Inc() }
 
 // Planned implements pd.Observer.
 func (m *Metrics) Planned(plan, reason string) { m.plans.get([2]string{plan, reason}).Inc() }

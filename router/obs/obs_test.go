@@ -65,6 +65,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	m.FallbackUsed("incomplete_handle")
 	m.Migrated("done")
 	m.Planned("local", "few_uncached")
+	m.PromptSent("ids")
 	m.Enqueued("interactive", "team-a")
 	m.Dequeued("interactive", "team-a", admission.Dispatched, 40*time.Millisecond, 30*time.Millisecond)
 	m.AdmissionRefused("batch", "", front.TargetUnmet)

@@ -114,6 +114,8 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	q.r.notificationBreakers.recordTrial(prefill.Rank)
 	if end = q.resolvePeerInfo(); end != prefillDone {
 		prefill.Reservation.Release()
+	} else {
+		q.handover.ByIDs = q.sendsPromptIDs(prefill.Rank)
 	}
 	q.handover.RequestID = q.legRequestID()
 	return prefill, end

@@ -38,8 +38,10 @@ type concurrentPrefill struct {
 	call      upstream.Call
 	decode    upstream.Call // the call of the decode leg
 	detachedLeg
-	tokens int             // number of prompt tokens
-	keys   []blockhash.Seq // blocks for the approximate index; nil for ranks with KV events
+	tokens int // number of prompt tokens
+	// refusedIDs is the rank that refused the prompt as token ids in an earlier attempt; nil if none did.
+	refusedIDs *worker.Rank
+	keys       []blockhash.Seq // blocks for the approximate index; nil for ranks with KV events
 
 	cached        atomic.Int64 // as reported by the engine; -1 if not yet or never reported
 	handoverState atomic.Int32 // see handoverPending
@@ -102,6 +104,7 @@ func (b *concurrentPrefill) drop() {
 	}
 	r := b.settings.r
 	b.legRecord, b.family, b.peerInfo, b.requestID, b.keys = legRecord{}, nil, "", "", nil
+	b.refusedIDs = nil
 	b.failed, b.err, b.answer = false, nil, nil
 	b.buffers.handover = family.Handover{}
 	if cap(b.buffers.answer) > maxAnswer || cap(b.buffers.keys) > maxAnswer/8 {
@@ -140,6 +143,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	q.startLeg(&b.legRecord, schedule.PrefillLeg, choice)
 	b.copyFields(q.legHeaders(&b.legRecord))
 	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.req.RequestID, q.prompt.Count
+	b.refusedIDs = q.refusedIDs
 	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
 	b.decode.Reset()
@@ -231,6 +235,7 @@ func (b *concurrentPrefill) run() {
 		opt.Fleet.ReportStatus(b.rank, int(b.status))
 		outcome = statusClass(int(b.status))
 		if b.failed = b.status != 200; !b.failed {
+			opt.confirmIDRefusal(b.refusedIDs)
 			cached := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(cached))
 			// The scheduler learns the rank's prefill rate from this time. If prefill answers after
@@ -488,6 +493,10 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 	if errors.Is(b.err, upstream.ErrMemory) { // another engine's response would not fit either
 		q.refuseForMemory()
 		return legAnswered
+	}
+	if q.handover.ByIDs && b.err == nil && b.status/100 == 4 && !family.RetryableStatus(int(b.status)) {
+		q.retryAsText(b.rank)
+		return legRetry
 	}
 	q.r.peerInfos.remove(b.rank)
 	if errors.Is(b.err, family.ErrIncompleteHandle) {

@@ -40,6 +40,7 @@ func (f *peerInfoCache) remove(r *worker.Rank) { f.byRank.Delete(r) }
 func (r *Runner) WorkerRemoved(w *worker.Worker) {
 	for _, rank := range w.Ranks {
 		r.peerInfos.remove(rank)
+		r.idRefusals.remove(rank)
 		r.notificationBreakers.remove(rank)
 	}
 }

@@ -96,6 +96,10 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 			}
 		}
 		return q.nextPrefill(died)
+	case q.handover.ByIDs && status/100 == 4:
+		l.complete(statusClass(status))
+		q.retryAsText(rank)
+		return prefillRetry
 	default:
 		// Decode would refuse the request too, so the client gets prefill's error response.
 		l.complete(statusClass(status))
@@ -105,6 +109,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 
 	l.complete("ok")
+	opt.confirmIDRefusal(q.refusedIDs)
 	q.prefillLeg.handleAt = time.Now()
 	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
 	l.reservation.Report(q.req.RequestID, q.handover.PrefillCached, 0)

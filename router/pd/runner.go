@@ -48,6 +48,10 @@ type Observer interface {
 	// ("local"); reason is then one of schedule's constants. It also counts a "prefill_only"
 	// request; reason is then "header" or "max_tokens".
 	Planned(plan, reason string)
+	// PromptSent counts the prompt of a prefill leg by form, if pd.prefill_by_ids is on: "ids", or text
+	// because the request, the family or the engine allows no ids ("text"), the ids are not verified
+	// with the engine ("unverified"), or the engine has refused ids ("refused").
+	PromptSent(form string)
 	// Retried counts a leg that is sent again.
 	Retried(leg schedule.LegKind)
 	// FirstToken records the time from the request's head to its first token.
@@ -132,6 +136,7 @@ type Runner struct {
 	requests             objpool.Pool[request]
 	concurrentPrefills   objpool.Pool[concurrentPrefill]
 	peerInfos            peerInfoCache
+	idRefusals           idRefusals
 	notificationBreakers notificationBreakers
 	fallbacks            fallbackTracker
 	poolSummaries        poolSummaries

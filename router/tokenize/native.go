@@ -33,6 +33,7 @@ type InProcess struct {
 
 	mu       sync.Mutex
 	checked  map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
+	equal    map[checkKey]uint32 // those of checked whose last comparison had no difference
 	checking bool                // a comparison runs
 	verified bool                // the last comparison had no difference
 	mismatch *Mismatch           // nil: in use
@@ -56,7 +57,7 @@ type Mismatch struct {
 
 // NewInProcess returns an InProcess. rules may be nil.
 func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremental.Rules, settings chatinput.Settings) (*InProcess, error) {
-	n := &InProcess{name: name, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}}
+	n := &InProcess{name: name, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}, equal: map[checkKey]uint32{}}
 	if rules != nil {
 		n.longest = rules.LongestAdded
 	}
@@ -136,18 +137,11 @@ func (w *nativeWork) put() {
 // calls the library once, for at most the library's own time-out, and not at all for a completion
 // that is cached.
 func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
-	models := t.nativeModels()
-	if len(models) == 0 || int(q.Kind) >= len(nativeAPIs) {
+	n := t.native(q)
+	if n == nil {
 		return false
 	}
 	if mode := t.opt.Load().Mode; mode == ModeText || mode == ModeIDs {
-		return false
-	}
-	n := models[q.Model]
-	if n == nil && q.Base != "" {
-		n = models[q.Base]
-	}
-	if n == nil {
 		return false
 	}
 	inUse, verified := n.inUse(q)
@@ -187,6 +181,31 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	return true
 }
 
+// native returns the model that tokenizes q's prompt in this process, nil if there is none.
+func (t *Tokenizer) native(q *NativeQuery) *InProcess {
+	models := t.nativeModels()
+	if len(models) == 0 || int(q.Kind) >= len(nativeAPIs) {
+		return nil
+	}
+	if n := models[q.Model]; n != nil || q.Base == "" {
+		return n
+	}
+	return models[q.Base]
+}
+
+// IsVerified reports whether ids from this process have been compared with those of the process
+// behind q.Endpoint, for a prompt of q's model and kind, without a difference since.
+func (t *Tokenizer) IsVerified(q *NativeQuery) bool {
+	n := t.native(q)
+	if n == nil || q.Endpoint == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	was, ok := n.equal[checkKey{q.Endpoint.URL(), q.Kind}]
+	return ok && was == q.Incarnation && n.mismatch == nil
+}
+
 // inUse reports whether n's ids are used. The engine that differed may have been replaced: then it
 // is asked again.
 func (n *InProcess) inUse(q *NativeQuery) (inUse, verified bool) {
@@ -198,6 +217,7 @@ func (n *InProcess) inUse(q *NativeQuery) (inUse, verified bool) {
 		}
 		n.mismatch, n.verified = nil, false
 		clear(n.checked)
+		clear(n.equal)
 	}
 	return true, n.verified
 }
@@ -221,6 +241,7 @@ func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
 	}
 	if len(n.checked) >= maxChecked {
 		clear(n.checked)
+		clear(n.equal)
 	}
 	n.checking = true
 	return true
@@ -247,6 +268,11 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32) {
 		}
 		t.checks.Add(1)
 		at := firstDifference(ids, want)
+		if at < 0 {
+			n.equal[checkKey{ep.URL(), kind}] = incarnation
+		} else {
+			clear(n.equal)
+		}
 		if n.verified = at < 0; n.verified || n.mismatch != nil {
 			n.mu.Unlock()
 			return

@@ -261,6 +261,41 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
+// TestIsVerified: equal ids verify one kind of request with one process of one engine, until any engine's
+// ids differ.
+func TestIsVerified(t *testing.T) {
+	e, other := newRenderEngine(t), newRenderEngine(t)
+	tk, _, reports := withModel(t, new(byteModel))
+	verified := func(e *renderEngine, kind Kind, incarnation uint32) bool {
+		return tk.IsVerified(&NativeQuery{Model: "m", Kind: kind, Endpoint: e.ep, Incarnation: incarnation})
+	}
+	if verified(e, Chat, 1) || tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat}) {
+		t.Error("verified before any comparison")
+	}
+	_, _ = ask(t, tk, Chat, hello(1), e, 1)
+	awaitChecks(t, tk, 1)
+	testwait.Until(t, "verified", func() bool { return verified(e, Chat, 1) })
+	if verified(e, Completion, 1) || verified(e, Chat, 2) || verified(other, Chat, 1) {
+		t.Error("another API, process or engine is verified by one comparison")
+	}
+	e.mu.Lock()
+	e.down = true
+	e.mu.Unlock()
+	_, _ = ask(t, tk, Messages, `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"hello"}]}`, e, 1)
+	awaitChecks(t, tk, 2)
+	if verified(e, Messages, 1) || !verified(e, Chat, 1) {
+		t.Error("a comparison that failed verifies, or refutes others")
+	}
+	other.mu.Lock()
+	other.skew = true
+	other.mu.Unlock()
+	_, _ = ask(t, tk, Chat, hello(2), other, 1)
+	<-reports
+	if verified(e, Chat, 1) || verified(other, Chat, 1) {
+		t.Error("verified although an engine's ids differ")
+	}
+}
+
 // TestSampling: one prompt in a hundred is compared.
 func TestSampling(t *testing.T) {
 	e := newRenderEngine(t)

@@ -115,11 +115,6 @@ type PrefillReporter interface {
 	PrefillCached() *int
 }
 
-// PromptSource is implemented by a Leg whose request carries the prompt's token ids; nil: it does not.
-type PromptSource interface {
-	Prompt(path string) ([]uint32, error)
-}
-
 // Transfer marks s as waiting for KV from another engine; its blocks stay with it until
 // TransferDone or EndTransfer. The caller starts the transfer.
 func (r *Rank) Transfer(s *Seq) {

@@ -11,6 +11,7 @@ import (
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/core"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/options"
 )
 
 // Params is kv_transfer_params as a request carries it.
@@ -40,6 +41,34 @@ func ReadParams(raw json.RawMessage) (*Params, error) {
 		return nil, api.Refuse(400, "body.kv_transfer_params", "%s", fmt.Errorf("kv_transfer_params: %w", err))
 	}
 	return p, nil
+}
+
+// PromptIDs returns the prompt of a request whose kv_transfer_params carry its token ids, nil if they do
+// not. vLLM 0.32 takes them in the APIs that render a chat, with any connector and on both legs
+// (online_renderer.py, _reused_prompt_token_ids).
+func PromptIDs(b *api.Body, path string, o *options.Options) ([]uint32, error) {
+	switch path {
+	case "/v1/chat/completions", "/v1/responses", "/v1/messages":
+	default:
+		return nil, nil
+	}
+	if o.Engine != "vllm" || !o.VLLM.AcceptsPromptIDs() || b.Echo {
+		return nil, nil
+	}
+	p, err := ReadParams(b.KVTransfer)
+	if p == nil || err != nil {
+		return nil, err
+	}
+	list, ok := api.ParseIDs(p.PromptIDs)
+	switch {
+	case len(p.PromptIDs) == 0 || string(p.PromptIDs) == "null":
+		return nil, nil
+	case !ok || len(list) == 0:
+		return nil, api.Refuse(400, "kv_transfer_params.prompt_token_ids", "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.")
+	case len(list) >= o.MaxModelLen:
+		return nil, api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
+	}
+	return list, nil
 }
 
 // Handle is decode's view of the handle of a prefill.

@@ -71,19 +71,6 @@ func (g *leg) Side() string {
 	return "whole"
 }
 
-// Prompt implements core.PromptSource: a chat request may carry the token ids of its prompt.
-func (g *leg) Prompt(path string) ([]uint32, error) {
-	o := g.puller.p.Options
-	list, ok := api.ParseIDs(g.params.PromptIDs)
-	if !ok || !o.VLLM.AcceptsPromptIDs() || path != "/v1/chat/completions" {
-		return nil, nil
-	}
-	if len(list) == 0 || len(list) >= o.MaxModelLen {
-		return nil, api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
-	}
-	return list, nil
-}
-
 func (g *leg) Begin(j *core.Job) error {
 	if g.Handle != nil && !g.puller.p.Options.VLLM.RemoteID() {
 		g.Handle.RequestID = j.Internal // decode asks by its own id

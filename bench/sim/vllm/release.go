@@ -98,7 +98,7 @@ func (r Release) RankHeader() bool { return r.Since(11, 1) }
 // ReturnsIDs reports whether return_token_ids is supported.
 func (r Release) ReturnsIDs() bool { return r.Since(10, 2) }
 
-// AcceptsPromptIDs reports whether decode takes the prompt's token ids from the handle.
+// AcceptsPromptIDs reports whether a request may carry its prompt's token ids in kv_transfer_params.
 func (r Release) AcceptsPromptIDs() bool { return r.Since(32, 0) }
 
 // HasEndpoint reports whether the release has the endpoint path.

@@ -110,6 +110,8 @@ type Traits struct {
 	// release the lease of the handle. From vLLM 0.21 on a decode engine of this protocol may tell
 	// prefill twice to free the blocks when its non-streaming request is cancelled.
 	Pulls bool
+	// PromptIDs: the legs can carry the prompt as token ids (Handover.ByIDs).
+	PromptIDs bool
 	// Reports: engines of this family may run Sluice's connector, which reports every transfer
 	// (Options.Transfers).
 	Reports bool

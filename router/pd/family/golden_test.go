@@ -25,8 +25,9 @@ type handoverCase struct {
 	peerInfo string // response to the query of a PeerInfoFetcher
 	learned  string // an earlier handle, for a PeerInfoLearner
 	prefill  func(*worker.Spec, *worker.Info)
-	ranks    int    // number of data-parallel ranks of both workers; the test uses the last one
-	token    uint64 // Handover.Token
+	ranks    int      // number of data-parallel ranks of both workers; the test uses the last one
+	token    uint64   // Handover.Token
+	ids      []uint32 // Handover.Tokens, if the legs carry them
 }
 
 const (
@@ -34,6 +35,8 @@ const (
 	promptBody = `{"model":"m","prompt":"hi","max_tokens":16,"stop":["x"],"x_unknown":{"b":1,"a":2}}`
 	batchBody  = `{"model":"m","prompt":["a","b","c"],"max_tokens":16}`
 )
+
+var promptIDs = []uint32{151644, 872, 198}
 
 func bootstrap(spec *worker.Spec, _ *worker.Info) {
 	spec.Options = map[string][]string{"bootstrap_port": {"8998"}}
@@ -50,6 +53,16 @@ var handoverCases = []handoverCase{
 	{name: "nixl-push, both at once", family: nixlPush{}, version: "0.32.0", kind: front.Completions, body: promptBody, learned: handles[2].member},
 	{name: "nixl-push, both at once, chat", family: nixlPush{}, version: "0.32.0", kind: front.Chat, body: chatBody, learned: handles[1].member},
 	{name: "nixl-push, ids not known beforehand", family: nixlPush{}, version: "0.32.0", kind: front.ResponsesAPI, body: `{"model":"m","input":"hi"}`, learned: handles[2].member, answer: nixlAnswer(handles[2].member)},
+	{name: "nixl, by ids", family: nixlPull{}, version: "0.32.0", kind: front.Chat, body: chatBody, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl, by ids, a completion", family: nixlPull{}, version: "0.32.0", kind: front.Completions, body: promptBody, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl, by ids, Messages", family: nixlPull{}, version: "0.32.0", kind: front.Messages, body: `{"model":"m","max_tokens":9,"system":"s","messages":[{"role":"user","content":"hi"}]}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl, by ids, Responses", family: nixlPull{}, version: "0.32.0", kind: front.ResponsesAPI, body: `{"model":"m","input":"hi","cache_salt":"s"}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl, vLLM 0.31 renders the text", family: nixlPull{}, version: "0.31.0", kind: front.Chat, body: chatBody, answer: nixlAnswer(handles[1].member), ids: promptIDs},
+	{name: "nixl, an echo needs the text", family: nixlPull{}, version: "0.32.0", kind: front.Completions, body: `{"model":"m","prompt":"hi","echo":true}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl-push, by ids, both at once", family: nixlPush{}, version: "0.32.0", kind: front.Chat, body: chatBody, learned: handles[2].member, ids: promptIDs},
+	{name: "mooncake, by ids", family: mooncake{}, version: "0.33.0", kind: front.Chat, body: chatBody, peerInfo: `{"0":{"engine_id":"e-0","worker_addr":{"0":{"0":"10.0.0.1:5000"}}}}`, ids: promptIDs},
+	{name: "storage, by ids", family: storage{}, version: "0.32.0", kind: front.Chat, body: chatBody, answer: `{"id":"x","choices":[]}`, ids: promptIDs},
+	{name: "orchestrated, by ids", family: orchestrated{}, version: "0.32.0", kind: front.Chat, body: chatBody, answer: `{"id":"x","choices":[]}`, ids: promptIDs},
 	{name: "sglang 0.5.23", family: sglang{}, version: "0.5.23", kind: front.Chat, body: chatBody, prefill: bootstrap},
 	{name: "sglang 0.5.23, rank 3 of 4", family: sglang{}, version: "0.5.23", kind: front.Chat, body: chatBody, prefill: bootstrap, ranks: 4},
 	{name: "sglang 0.5.8, rank 3 of 4", family: sglang{}, version: "0.5.8", kind: front.Completions, body: promptBody, prefill: bootstrap, ranks: 4},
@@ -79,7 +92,7 @@ func (s *handoverCase) handover(t testing.TB, doc *jsonscan.Doc) *Handover {
 	if err := doc.Scan([]byte(s.body), jsonscan.Limits{}); err != nil {
 		t.Fatalf("%s: %v", s.name, err)
 	}
-	p := &Handover{Kind: s.kind, Doc: doc, RequestID: "r-1", Token: s.token, PrefillCached: -1, Prefill: s.rank("10.0.0.1", s.prefill), Decode: s.rank("10.0.0.2", nil)}
+	p := &Handover{Kind: s.kind, Doc: doc, RequestID: "r-1", Token: s.token, Tokens: s.ids, ByIDs: s.ids != nil, PrefillCached: -1, Prefill: s.rank("10.0.0.1", s.prefill), Decode: s.rank("10.0.0.2", nil)}
 	if p.Token == 0 {
 		p.Token = 0x0123456789abcdef
 	}

@@ -40,6 +40,9 @@ type Handover struct {
 	// WantTokenIDs says that the decode leg must ask the engine for token ids, which the runner
 	// keeps. A Family that writes its own body must ask for them.
 	WantTokenIDs bool
+	// ByIDs says that the legs carry Tokens as their prompt, where the family and the engine's API
+	// allow it, so that the engines do not render and tokenize the prompt again.
+	ByIDs bool
 	// Trial says that this decode leg runs before prefill (DecodeFirst).
 	Trial bool
 

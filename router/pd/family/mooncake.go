@@ -29,7 +29,7 @@ func (mooncake) Name() string { return "mooncake" }
 // Traits implements Family. Only these endpoints have ignore_eos. Without it prefill may end with
 // "stop" and drop the transfer.
 func (mooncake) Traits() Traits {
-	return Traits{Kinds: kindsOf(front.Chat, front.Completions), Refetchable: true}
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), Refetchable: true, PromptIDs: true}
 }
 
 // Order implements Family.
@@ -78,9 +78,9 @@ func (m mooncake) Prefill(leg *LegRequest, p *Handover) {
 	if m.Order(p) == PrefillFirst {
 		leg.Set(jsonscan.KeyKVTransferParams, mooncakeSequential)
 	} else {
-		leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
+		leg.Set(jsonscan.KeyKVTransferParams, leg.setPromptIDs(p, p.Prefill, leg.Render(func(dst []byte) []byte {
 			return append(appendTransferID(append(dst, mooncakePrefill...), p), '}')
-		}))
+		})))
 	}
 	leg.limitToOneToken(p)
 	leg.Set(jsonscan.KeyIgnoreEOS, jsonTrue)
@@ -101,12 +101,12 @@ func (mooncake) Decode(leg *LegRequest, p *Handover) {
 		return
 	}
 	host, port := bootstrapAddr(p.Prefill)
-	leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
+	leg.Set(jsonscan.KeyKVTransferParams, leg.setPromptIDs(p, p.Decode, leg.Render(func(dst []byte) []byte {
 		dst = append(append(dst, mooncakeDecode...), p.PeerInfo...)
 		dst = appendEscaped(append(dst, `,"remote_bootstrap_addr":"http://`...), host)
 		dst = append(append(append(dst, ':'), port...), `","transfer_id":"`...)
 		return append(appendTransferID(dst, p), '}')
-	}))
+	})))
 }
 
 // appendTransferID appends the transfer id and its closing quote.

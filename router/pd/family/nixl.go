@@ -26,7 +26,7 @@ func (nixlPull) Name() string { return "nixl" }
 
 // Traits implements Family.
 func (nixlPull) Traits() Traits {
-	return Traits{Kinds: vllmKinds, Pulls: true, Reports: true, OldJoinsByRequestID: true}
+	return Traits{Kinds: vllmKinds, Pulls: true, Reports: true, OldJoinsByRequestID: true, PromptIDs: true}
 }
 
 // Order implements Family.
@@ -36,9 +36,9 @@ func (nixlPull) Order(*Handover) Order { return PrefillFirst }
 // response never carries the handle.
 func (nixlPull) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
-	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
+	leg.Set(jsonscan.KeyKVTransferParams, leg.setPromptIDs(p, p.Prefill, nixlPrefillParams))
 	leg.limitToOneToken(p)
-	if acceptsPromptIDs(p, p.Prefill) {
+	if !p.ByIDs && acceptsPromptIDs(p, p.Prefill) {
 		leg.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
 	}
 }
@@ -215,21 +215,26 @@ func (nixlPull) Decode(leg *LegRequest, p *Handover) {
 // withExtras returns the handle with additional members. From vLLM 0.31 on it adds the number of
 // tokens that the prefill engine found cached, which the decode engine reports. From 0.32 on it
 // adds the prompt's token ids to chats that contain only text, so that the decode engine does not
-// render and tokenize them again.
+// render and tokenize them again. Handover.ByIDs adds them to other requests too.
 func withExtras(leg *LegRequest, p *Handover) []byte {
 	cached := -1
 	if p.PrefillCached >= 0 && p.Decode.VersionAtLeast(0, 31, 0) && !p.handleMembers.hasCachedTokens {
 		cached = p.PrefillCached
 	}
 	var ids []byte
-	if p.promptIDs != nil && !p.handleMembers.hasPromptIDs && acceptsPromptIDs(p, p.Decode) {
+	handle := p.Handle
+	switch {
+	case p.handleMembers.hasPromptIDs:
+	case p.ByIDs:
+		handle = leg.setPromptIDs(p, p.Decode, handle)
+	case p.promptIDs != nil && acceptsPromptIDs(p, p.Decode):
 		ids = p.promptIDs
 	}
 	if cached < 0 && ids == nil && p.Slot == nil {
-		return p.Handle
+		return handle
 	}
 	return leg.Render(func(dst []byte) []byte {
-		dst = append(dst, p.Handle[:len(p.Handle)-1]...)
+		dst = append(dst, handle[:len(handle)-1]...)
 		if cached >= 0 {
 			dst = appendUint(append(dst, `,"remote_prefill_cached_tokens":`...), uint64(cached))
 		}

@@ -39,7 +39,7 @@ func (f nixlPush) Prefill(leg *LegRequest, p *Handover) {
 		return
 	}
 	leg.disableStream()
-	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
+	leg.Set(jsonscan.KeyKVTransferParams, leg.setPromptIDs(p, p.Prefill, nixlPrefillParams))
 	leg.limitToOneToken(p)
 }
 
@@ -85,7 +85,7 @@ func (f nixlPush) Decode(leg *LegRequest, p *Handover) {
 		f.nixlPull.Decode(leg, p)
 		return
 	}
-	leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
+	leg.Set(jsonscan.KeyKVTransferParams, leg.setPromptIDs(p, p.Decode, leg.Render(func(dst []byte) []byte {
 		dst = append(dst, `{"do_remote_prefill":true,"do_remote_decode":false,`...)
 		dst = append(dst, p.PeerInfo...)
 		// The engine requires this id and names prefill's request by it in lease renewals, but
@@ -100,5 +100,5 @@ func (f nixlPush) Decode(leg *LegRequest, p *Handover) {
 			dst = appendEscaped(append(dst, "generate-tokens-"...), p.RequestID)
 		}
 		return append(appendSlot(append(dst, `","transfer_mode":"push"`...), p), '}')
-	}))
+	})))
 }

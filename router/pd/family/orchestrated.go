@@ -20,7 +20,7 @@ func (orchestrated) Name() string { return "orchestrated" }
 // Traits implements Family. The protocol does not say how long a connector keeps blocks, so the
 // router observes no lease.
 func (orchestrated) Traits() Traits {
-	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NoLease: true}
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NoLease: true, PromptIDs: true}
 }
 
 // Order implements Family.
@@ -30,6 +30,7 @@ func (orchestrated) Order(*Handover) Order { return PrefillFirst }
 func (orchestrated) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	leg.limitToOneToken(p)
+	leg.setPromptIDsAlone(p, p.Prefill)
 }
 
 // Handle implements Family. The handle is the whole response.
@@ -47,4 +48,5 @@ func (orchestrated) Handle(_ *Handover, body []byte) ([]byte, error) {
 // Decode implements Family.
 func (orchestrated) Decode(leg *LegRequest, p *Handover) {
 	leg.Set(jsonscan.KeyDisaggPrefillResp, p.Handle)
+	leg.setPromptIDsAlone(p, p.Decode)
 }

@@ -40,7 +40,7 @@ func (s storage) Traits() Traits {
 		// Declined knows the place of the finish reason on these endpoints only.
 		kinds = kindsOf(front.Chat, front.Completions)
 	}
-	return Traits{Kinds: kinds, Batches: true, NoLease: true}
+	return Traits{Kinds: kinds, Batches: true, NoLease: true, PromptIDs: true}
 }
 
 // Order implements Family. Each of several prompts or choices declines on its own. A stream would
@@ -57,6 +57,7 @@ func (s storage) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	leg.limitToOneToken(p)
 	leg.removeThinkingBudget(p)
+	leg.setPromptIDsAlone(p, p.Prefill)
 	leg.Replace(jsonscan.KeyN, jsonOne)
 	leg.Replace(jsonscan.KeyBestOf, jsonOne)
 	leg.Replace(jsonscan.KeySamplingN, jsonOne)
