@@ -321,9 +321,8 @@ func lastEvent(p sse.Protocol) string {
 func (st *stream) waitFirstByte() {
 	opt := st.c.srv.options()
 	p := st.keepAlive
-	if p == nil && opt.KeepAlive > 0 && st.mayComment {
-		p = &keepAliveWriter{c: st.c, st: st, interval: opt.KeepAlive}
-		p.start(opt.KeepAlive)
+	if p == nil {
+		p = st.startComments()
 	}
 	if p == nil || p.interval == 0 {
 		return
@@ -333,6 +332,18 @@ func (st *stream) waitFirstByte() {
 		_ = st.resp.SetReadDeadline(time.Now().Add(opt.StreamIdleTimeout))
 	}
 	_, _ = st.resp.Peek()
+}
+
+// startComments starts a keep-alive writer for a stream whose head has been sent. It returns nil if the
+// stream gets no comments.
+func (st *stream) startComments() *keepAliveWriter {
+	every := st.c.srv.options().KeepAlive
+	if every <= 0 || !st.mayComment {
+		return nil
+	}
+	p := &keepAliveWriter{c: st.c, st: st, interval: every}
+	p.start(every)
+	return p
 }
 
 // writeComment writes a comment in the engine's framing.

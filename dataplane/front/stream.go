@@ -371,7 +371,16 @@ func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 	if clientWatch.Gone() || st.c.srv.drainExpired.Load() {
 		return nil
 	}
+	var comments *keepAliveWriter
+	if leave := b.Leave; leave != nil {
+		b.Leave = func() {
+			st.call.Cancel()
+			leave()
+			comments = st.startComments()
+		}
+	}
 	resp, call := st.handler.NextEngine(b, (*streamClientWatch)(clientWatch))
+	comments.stop()
 	clientWatch.SetFunc(nil)
 	if resp == nil {
 		return nil

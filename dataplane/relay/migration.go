@@ -43,6 +43,10 @@ type Interruption struct {
 	Cause Cause
 	Err   error
 	Event []byte // the engine's error event, borrowed
+	// Leave ends the engine's work on the stream while NextEngine goes on. The stream can then not stay:
+	// if NextEngine returns nil, it ends with an error. It is nil unless Cause is Cancelled, and may be
+	// called once.
+	Leave func()
 }
 
 // migrate finds another engine when the present one has failed. It returns whether the stream
@@ -100,10 +104,18 @@ func (s *stream) resumeChoices(b Interruption) bool {
 // stream stays.
 func (s *stream) migrateOnRequest() bool {
 	s.migrating = false
-	if resp := s.extras.migration.Next.NextEngine(Interruption{Cause: Cancelled}); resp != nil {
+	if resp := s.extras.migration.Next.NextEngine(Interruption{Cause: Cancelled, Leave: s.leaveEngine}); resp != nil {
 		s.switchEngine(resp)
 	}
 	return true
+}
+
+// leaveEngine makes a detached engine connection end, so that the engine notices at once. The caller
+// cancels the engine's call too.
+func (s *stream) leaveEngine() {
+	if s.detached {
+		s.shutdownEngine()
+	}
 }
 
 // switchEngine begins to read the response of another engine.

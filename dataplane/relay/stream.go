@@ -570,6 +570,8 @@ func (s *stream) readEnded(err error) {
 		s.setCause(Drained, err)
 	case errors.Is(err, upstream.ErrCancelled) && s.dst.ClientGone():
 		s.setCause(ClientGone, err)
+	case errors.Is(err, upstream.ErrCancelled) && s.pastClientDeadline(time.Now()):
+		s.setCause(Deadline, err)
 	case errors.Is(err, upstream.ErrCancelled):
 		s.setCause(Cancelled, err)
 	case errors.Is(err, upstream.ErrFrozen), errors.Is(err, upstream.ErrTimeout) && s.scan.answered():

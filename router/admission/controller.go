@@ -75,7 +75,7 @@ func (w *Waiter) tryStart() (v Verdict) {
 	return w.Starter.TryStart()
 }
 
-// Observer counts what a Controller does. Its methods must neither block nor allocate.
+// Observer counts what a Controller does with requests that are not suspended streams. Its methods must neither block nor allocate.
 type Observer interface {
 	// Enqueued counts a request that begins to wait.
 	Enqueued(class, tenant string)
@@ -231,7 +231,9 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	start := !c.running
 	c.running = true
 	c.mu.Unlock()
-	c.observer.Enqueued(w.Class, w.Item.Tenant)
+	if !w.Item.Suspended {
+		c.observer.Enqueued(w.Class, w.Item.Tenant)
+	}
 	if start {
 		go c.dispatch()
 	}
@@ -250,7 +252,9 @@ func (c *Controller) Wait(w *Waiter, atMost time.Duration) Outcome {
 		<-w.done
 	}
 	w.Waited = time.Duration(c.now() - w.Item.Arrived)
-	c.observer.Dequeued(w.Class, w.Item.Tenant, w.outcome, w.Waited, w.Forecast)
+	if !w.Item.Suspended {
+		c.observer.Dequeued(w.Class, w.Item.Tenant, w.outcome, w.Waited, w.Forecast)
+	}
 	if w.panicked != nil {
 		panic(w.panicked)
 	}
@@ -443,6 +447,8 @@ type ClassView struct {
 	Tokens   int64         `json:"tokens"`
 	Oldest   time.Duration `json:"-"` // how long the first has waited
 	OldestMS int64         `json:"oldest_ms"`
+	// Suspended is how many of the requests are streams that were suspended.
+	Suspended int `json:"suspended,omitempty"`
 }
 
 // Classes returns what waits in each class, in all pools.
@@ -452,7 +458,7 @@ func (c *Controller) Classes() []ClassView {
 	views := make([]ClassView, len(c.settings.Classes))
 	for i := range views {
 		u := &c.queue.perClass[i]
-		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost}
+		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost, Suspended: u.suspended}
 		if it := c.queue.Oldest(i); it != nil {
 			views[i].Oldest = time.Duration(c.now() - it.Arrived)
 			views[i].OldestMS = views[i].Oldest.Milliseconds()

@@ -44,6 +44,8 @@ type Item struct {
 	Firm bool
 	// Arrived is when the request began to wait, by the same clock.
 	Arrived int64
+	// Suspended says that the Item is a stream that was suspended for a request of a higher class.
+	Suspended bool
 	// Waiter is the caller's.
 	Waiter *Waiter
 
@@ -73,21 +75,28 @@ func (it *Item) IsQueued() bool { return it.state != idle || it.deferred }
 
 // usage counts waiting requests.
 type usage struct {
-	requests int
-	bytes    int64
-	cost     int64
+	requests  int
+	suspended int // of requests
+	bytes     int64
+	cost      int64
 }
 
 func (u *usage) add(it *Item) {
 	u.requests++
 	u.bytes += it.Bytes
 	u.cost += it.Cost
+	if it.Suspended {
+		u.suspended++
+	}
 }
 
 func (u *usage) remove(it *Item) {
 	u.requests--
 	u.bytes -= it.Bytes
 	u.cost -= it.Cost
+	if it.Suspended {
+		u.suspended--
+	}
 }
 
 // Queue holds waiting requests. It is not safe for concurrent use.

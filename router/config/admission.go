@@ -61,6 +61,9 @@ func (c *Config) checkAdmission(bad report) {
 			bad(fmt.Sprintf("admission.trusted[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
 		}
 	}
+	if a.Preemption && c.Migration.Max == 0 {
+		bad("admission.preemption", "preempted streams go on as migrated ones do, and migration.max_attempts is 0; want it above 0, or preemption off")
+	}
 	c.checkClasses(bad)
 	var names []string
 	for _, class := range a.PriorityClasses() {

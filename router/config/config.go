@@ -335,6 +335,12 @@ type Admission struct {
 	// priority: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off. Others may
 	// ask for the classes of their API key [unix].
 	Trusted []string `yaml:"trusted"`
+	// Preemption lets a request that no rank can start suspend streams of lower classes that could
+	// migrate: they wait in the queue and go on where they stopped. It needs two classes, mode fair and
+	// migration.max_attempts above 0; see docs/admission.md [false].
+	Preemption         bool          `yaml:"preemption"`
+	MaxPreemptions     int           `yaml:"max_preemptions" min:"1" max:"1000"`     // how often a stream may be suspended [3]
+	PreemptionInterval time.Duration `yaml:"preemption_interval" min:"0s" max:"24h"` // how long a stream that was suspended runs before it may be suspended again [10s]
 	// DefaultClass is the class of requests that nothing assigns to another [the first class].
 	DefaultClass string           `yaml:"default_class"`
 	Classes      []AdmissionClass `yaml:"classes"` // priority classes, the highest first; see docs/admission.md [one class, default]

@@ -29,7 +29,7 @@ func Default() *Config {
 		},
 		Admission: Admission{
 			Mode: "fair", EngineQueue: 200 * time.Millisecond, AffinityWait: 500 * time.Millisecond, MaxRequests: 50_000, MaxWait: 30 * time.Second,
-			MaxTenants: 1024, MinShare: 0.05, UnmetTarget: "refuse", TenantHeader: "X-Sluice-Tenant", Trusted: []string{"unix"},
+			MaxTenants: 1024, MinShare: 0.05, MaxPreemptions: 3, PreemptionInterval: 10 * time.Second, UnmetTarget: "refuse", TenantHeader: "X-Sluice-Tenant", Trusted: []string{"unix"},
 		},
 		Compression: Compression{MinBytes: 2 * kib},
 		Timeouts: Timeouts{

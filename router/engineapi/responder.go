@@ -252,6 +252,12 @@ func (c *call) NextEngine(b relay.Interruption) *upstream.Response {
 	if c.ClientGone() {
 		return nil
 	}
+	if leave := b.Leave; leave != nil {
+		b.Leave = func() {
+			c.engine.Cancel()
+			leave()
+		}
+	}
 	resp, engine := c.hooks.Handler.NextEngine(b, c)
 	c.abort.setCallback(nil)
 	if resp == nil {

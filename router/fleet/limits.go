@@ -18,6 +18,18 @@ func (f *Fleet) AtCapacity(r *worker.Rank) bool {
 	return f.HalfOpenBusy(r)
 }
 
+// ExcessRequests returns how many requests must end until a rank and its worker are below their bounds
+// of requests; 0 if they are.
+func (f *Fleet) ExcessRequests(r *worker.Rank) (n int64) {
+	if limit := f.requestLimit(r); limit > 0 {
+		n = r.Requests.Load() - limit + 1
+	}
+	if limit := r.Worker.Spec.MaxRequests; limit > 0 {
+		n = max(n, inFlight(r.Worker)-limit+1)
+	}
+	return max(n, 0)
+}
+
 // HalfOpenBusy reports whether a rank is half open with a running request, whose result decides
 // whether it accepts others.
 func (f *Fleet) HalfOpenBusy(r *worker.Rank) bool {

@@ -28,12 +28,15 @@ type admissionClass struct {
 	enqueued            counter
 	ended               labelMap[string, counter] // by outcome
 	wait, forecastError *histogram
+	preemptions         counter
+	resumed             labelMap[string, counter] // ends of suspensions by outcome
+	suspension          *histogram
 }
 
 func (a *admissionMetrics) init() {
 	a.classes.bound, a.classes.overflow = 100, otherWord
 	a.classes.create = func(string) *admissionClass {
-		return &admissionClass{wait: newHistogram(queueBounds, false), forecastError: newHistogram(queueBounds, false)}
+		return &admissionClass{wait: newHistogram(queueBounds, false), forecastError: newHistogram(queueBounds, false), suspension: newHistogram(queueBounds, false)}
 	}
 	a.refused.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
 	a.tenants.bound = maxTenants * 5
@@ -70,6 +73,19 @@ func (m *Metrics) AdmissionRefused(class, tenant string, reason front.Reason) {
 	m.admission.tenants.get([2]string{tenantLabel(tenant), "refused"}).Add(1)
 }
 
+// StreamSuspended implements pd.Observer.
+func (m *Metrics) StreamSuspended(class, tenant string) {
+	m.admission.classes.get(class).preemptions.Add(1)
+	m.admission.tenants.get([2]string{tenantLabel(tenant), "preempted"}).Add(1)
+}
+
+// StreamResumed implements pd.Observer.
+func (m *Metrics) StreamResumed(class, outcome string, took time.Duration) {
+	c := m.admission.classes.get(class)
+	c.resumed.get(outcome).Add(1)
+	c.suspension.observe(took)
+}
+
 // ExposeAdmission makes each scrape report what waits in each class.
 func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
 	m.addCollector(func(p *page) {
@@ -78,6 +94,7 @@ func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
 			p.add("sluice_admission_waiting_requests", labels, float64(c.Requests))
 			p.add("sluice_admission_waiting_tokens", labels, float64(c.Tokens))
 			p.add("sluice_admission_oldest_wait_seconds", labels, c.Oldest.Seconds())
+			p.add("sluice_admission_suspended_streams", labels, float64(c.Suspended))
 		}
 	})
 }
@@ -90,6 +107,9 @@ func (a *admissionMetrics) collect(p *page) {
 		addMap(p, "sluice_admission_ended_total", &c.ended, func(outcome string) []string { return []string{"class", name, "outcome", outcome} })
 		c.wait.collect(p, "sluice_admission_wait_seconds", "class", name)
 		c.forecastError.collect(p, "sluice_admission_forecast_error_seconds", "class", name)
+		p.add("sluice_admission_preemptions_total", labelPairs("class", name), float64(c.preemptions.Get()))
+		addMap(p, "sluice_admission_suspensions_ended_total", &c.resumed, func(outcome string) []string { return []string{"class", name, "outcome", outcome} })
+		c.suspension.collect(p, "sluice_admission_suspension_seconds", "class", name)
 	}
 	addMap(p, "sluice_admission_refused_total", &a.refused, func(k [2]string) []string { return []string{"class", k[0], "reason", k[1]} })
 	addMap(p, "sluice_admission_tenant_requests_total", &a.tenants, func(k [2]string) []string { return []string{"tenant", k[0], "outcome", k[1]} })
@@ -110,6 +130,9 @@ func (m *Metrics) AdmissionCounts() (classes, tenants []AdmissionCount) {
 	for name, c := range a.classes.all() {
 		for outcome, n := range c.ended.all() {
 			classes = append(classes, AdmissionCount{Class: name, Outcome: outcome, Requests: n.Get()})
+		}
+		if n := c.preemptions.Get(); n > 0 {
+			classes = append(classes, AdmissionCount{Class: name, Outcome: "preempted", Requests: n})
 		}
 	}
 	for k, n := range a.refused.all() {

@@ -69,6 +69,8 @@ func exercise(m *Metrics, r *worker.Rank) {
 	m.Enqueued("interactive", "team-a")
 	m.Dequeued("interactive", "team-a", admission.Dispatched, 40*time.Millisecond, 30*time.Millisecond)
 	m.AdmissionRefused("batch", "", front.TargetUnmet)
+	m.StreamSuspended("batch", "team-b")
+	m.StreamResumed("batch", "resumed", 300*time.Millisecond)
 	m.FirstToken("/v1/completions", 7*time.Millisecond)
 	m.Streamed("/v1/completions", &relay.Result{Cause: relay.Completed, Events: 5, Bytes: 100, SawErrorEvent: true, Unscanned: 1, Usage: relay.Usage{Completion: 9}})
 	m.Cached(r.ID, 100, 64, 80)
@@ -114,6 +116,8 @@ func TestExposition(t *testing.T) {
 		`sluice_admission_enqueued_total{class="interactive"} 1`, `sluice_admission_ended_total{class="interactive",outcome="dispatched"} 1`,
 		`sluice_admission_wait_seconds_sum{class="interactive"} 0.04`, `sluice_admission_forecast_error_seconds_sum{class="interactive"} 0.01`,
 		`sluice_admission_refused_total{class="batch",reason="target_unmet"} 1`,
+		`sluice_admission_preemptions_total{class="batch"} 1`, `sluice_admission_suspensions_ended_total{class="batch",outcome="resumed"} 1`,
+		`sluice_admission_suspension_seconds_sum{class="batch"} 0.3`, `sluice_admission_tenant_requests_total{tenant="team-b",outcome="preempted"} 1`,
 		`sluice_admission_tenant_requests_total{tenant="none",outcome="refused"} 1`, `sluice_admission_tenant_requests_total{tenant="team-a",outcome="dispatched"} 1`,
 		`sluice_legs_in_flight{leg="decode"} 1`,
 		`sluice_rank_legs_total{worker="d1",rank="3",leg="decode",outcome="ok"} 1`,
@@ -176,7 +180,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	// Series of other packages, added through GaugeFunc and ExposePairs.
 	elsewhere := map[string]bool{"sluice_engine_api_connections": true, "sluice_engine_api_streams": true, "sluice_engine_api_stalled_total": true, "sluice_engine_api_request_bytes": true, "sluice_engine_api_requests_total": true, "sluice_engine_api_refused_total": true, "sluice_engine_api_certificate_expiry_timestamp_seconds": true,
 		"sluice_access_log_lines_total": true, "sluice_traces_total": true,
-		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_admission_waiting_requests": true, "sluice_admission_waiting_tokens": true, "sluice_admission_oldest_wait_seconds": true, "sluice_sessions": true, "sluice_sessions_active": true, "sluice_sessions_active_tokens": true, "sluice_sessions_limited_models": true, "sluice_sessions_limit_tokens": true, "sluice_session_turns_waiting": true, "sluice_session_waits_total": true, "sluice_session_requests_total": true, "sluice_sessions_ended_total": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_leased": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true, "sluice_memory_budget_limit_bytes": true,
+		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_admission_waiting_requests": true, "sluice_admission_waiting_tokens": true, "sluice_admission_oldest_wait_seconds": true, "sluice_admission_suspended_streams": true, "sluice_sessions": true, "sluice_sessions_active": true, "sluice_sessions_active_tokens": true, "sluice_sessions_limited_models": true, "sluice_sessions_limit_tokens": true, "sluice_session_turns_waiting": true, "sluice_session_waits_total": true, "sluice_session_requests_total": true, "sluice_sessions_ended_total": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_leased": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true, "sluice_memory_budget_limit_bytes": true,
 		"sluice_kv_orphan_ranks":         true,
 		"sluice_recording_entries_total": true, "sluice_recording_dropped_total": true, "sluice_recording_bytes_total": true, "sluice_recording_active": true,
 		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true,

@@ -217,6 +217,7 @@ func (q *request) refuseQueueFull(w *admission.Waiter) {
 
 // endWait continues or ends a request that has waited.
 func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
+	q.preemption.end()
 	q.entry.AddWait(time.Now().Add(-w.Waited))
 	q.entry.SetPosition(w.Position)
 	q.setQueueTime(w.Waited)
@@ -326,7 +327,8 @@ func (q *request) TryStart() admission.Verdict {
 	}
 	delete(q.r.emptySince, q.pool.Model)
 	if !q.hasCapacity() {
-		if q.isRestricted() {
+		q.preempt()
+		if q.isRestricted() || q.resumption != nil {
 			return admission.NotNow
 		}
 		return admission.NoCapacity

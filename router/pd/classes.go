@@ -39,6 +39,7 @@ type admissionSettings struct {
 	byModel  map[string]*admissionClass
 	fallback *admissionClass // the default class
 	trusted  clientPolicy
+	preempts bool // requests may suspend streams of lower classes
 	selects  bool // a header or a body can select a class
 	byBody   bool // the body's priority can
 }
@@ -98,6 +99,7 @@ func newAdmissionSettings(a *config.Admission, maxBytes int64) (*admissionSettin
 		s.queue.Classes = append(s.queue.Classes, admission.Class{Name: k.Name, MinShare: c.MinShare, MaxRequests: k.MaxRequests, MaxBytes: k.MaxBytes})
 	}
 	s.selects = len(classes) > 1
+	s.preempts = a.Preemption && s.selects
 	return s, nil
 }
 
@@ -153,6 +155,7 @@ type admissionPart struct {
 	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
+	preemption      *preemption // nil: it has asked no stream to give way
 }
 
 // readAdmission finds the class, the tenant, the targets and the deadline of the request. It answers

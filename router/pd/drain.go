@@ -2,8 +2,10 @@ package pd
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/router/worker"
 )
 
@@ -12,7 +14,9 @@ import (
 // beginning and the end of a stream.
 type migratableStreams struct {
 	mu       sync.Mutex
-	byWorker map[*worker.Worker]map[*streamState]struct{}
+	byWorker map[*worker.Worker]map[*streamState]*preemptible // nil for streams that are never suspended
+	// preemptible is the number of streams with a preemptible.
+	preemptible atomic.Int64
 }
 
 func (m *migratableStreams) add(s *streamState) {
@@ -26,12 +30,16 @@ func (m *migratableStreams) insert(s *streamState) {
 	w := s.rank.Worker
 	s.indexedWorker = w
 	if m.byWorker == nil {
-		m.byWorker = make(map[*worker.Worker]map[*streamState]struct{})
+		m.byWorker = make(map[*worker.Worker]map[*streamState]*preemptible)
 	}
 	if m.byWorker[w] == nil {
-		m.byWorker[w] = make(map[*streamState]struct{})
+		m.byWorker[w] = make(map[*streamState]*preemptible)
 	}
-	m.byWorker[w][s] = struct{}{}
+	p := s.preemptible()
+	if m.byWorker[w][s] = p; p != nil {
+		p.rank, p.since, p.ask = s.rank, monotime.Of(time.Now()), nil
+		m.preemptible.Add(1)
+	}
 }
 
 // relocate updates the index after a stream has moved to another worker.
@@ -57,6 +65,9 @@ func (m *migratableStreams) remove(s *streamState) {
 // delete removes a stream from the index. The caller holds mu.
 func (m *migratableStreams) delete(s *streamState) {
 	if list := m.byWorker[s.indexedWorker]; list != nil {
+		if list[s] != nil {
+			m.preemptible.Add(-1)
+		}
 		if delete(list, s); len(list) == 0 {
 			delete(m.byWorker, s.indexedWorker)
 		}

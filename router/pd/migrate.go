@@ -37,6 +37,8 @@ type streamMigration struct {
 type migrationExtra struct {
 	steering steering
 	failed   []*worker.Rank
+	// preemptible is what preemption needs of the stream; nil if it is never suspended.
+	preemptible *preemptible
 }
 
 // saturatingInc returns n + 1, or n if that is the largest value.
@@ -79,7 +81,7 @@ func (q *request) migrationRequest() migration.Request {
 	return migration.Request{
 		Doc: &q.req.Doc, Kind: q.req.Endpoint.Kind, Migratable: q.stream && q.req.Endpoint.Disaggregable,
 		ReturnsTokenIDs: q.returnsTokenIDs, ExactPrompt: q.hasExactPrompt(), ReasoningParser: q.pd.ReasoningParser,
-		Alone: len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && !q.pool.MayGrow(worker.Decode) && !q.pool.MayGrow(worker.Aggregated),
+		Alone: !q.isPreemptible() && len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && !q.pool.MayGrow(worker.Decode) && !q.pool.MayGrow(worker.Aggregated),
 	}
 }
 
@@ -170,6 +172,12 @@ func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamM
 			failed:   slices.Clone(q.excluded),
 		}
 	}
+	if q.isPreemptible() {
+		if c.extra == nil {
+			c.extra = new(migrationExtra)
+		}
+		c.extra.preemptible = q.newPreemptible()
+	}
 	return c
 }
 
@@ -181,6 +189,13 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	c := s.migration
 	opt := s.settings
 	draining := b.Cause == relay.Cancelled // the engine is healthy
+	var pause *suspension
+	if draining {
+		stays := false
+		if pause, stays = s.beginSuspension(b.Leave); stays {
+			return nil, nil
+		}
+	}
 	continued := b.Cause == relay.Completed && b.Event == nil
 	switch {
 	case continued:
@@ -196,7 +211,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	case time.Now().After(c.deadline.Time()):
 		reason = "deadline"
 	case c.TextOnly:
-		if reason = s.retokenize(client); reason == "retokenized" {
+		if reason = s.retokenize(client, pause != nil); reason == "retokenized" {
 			c.Block(reason) // final: the text already sent does not change
 		}
 	}
@@ -210,6 +225,10 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 			c.Block(reason)
 		}
 	}
+	if reason != "" && pause != nil {
+		s.addNote("not suspended: " + reason)
+		return nil, nil
+	}
 	if reason != "" {
 		s.addNote("not migrated: " + reason)
 		opt.Observer.Migrated(reason)
@@ -217,15 +236,21 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	}
 	from, failed := s.rank, c.getExtra().failed
 	switch {
-	case continued:
+	case continued, pause != nil:
 	case draining:
 		failed = append(failed, from)
 	default:
 		failed = append(failed, from)
 		s.endFailedLeg(b)
 	}
-	t := s.resume(client, open, failed, b.Cause, grammar)
+	t := s.resume(client, open, failed, b.Cause, grammar, pause)
+	if pause != nil {
+		pause.end(s, t != nil, client.ClientGone())
+	}
 	if t == nil {
+		if pause != nil {
+			return nil, nil
+		}
 		if !client.ClientGone() {
 			opt.Observer.Migrated("failed")
 		}
@@ -236,6 +261,11 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	c.SumsCached = t.stream.rank.Worker.Info().Engine == "sglang"
 	if continued {
 		s.adoptLeg(t.stream)
+		return t.resp, t.call
+	}
+	if pause != nil {
+		s.adoptLeg(t.stream)
+		pause.log(s, open)
 		return t.resp, t.call
 	}
 	outcome, cause := "done", b.Cause.String()

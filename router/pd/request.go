@@ -178,6 +178,7 @@ func (q *request) recycle() {
 	q.prefillLeg.abandon()
 	q.decodeLeg.monitor.Reset()
 	q.releaseAdmitted()
+	q.preemption.end()
 	if q.answerLease != nil {
 		q.answerLease.Release()
 	}

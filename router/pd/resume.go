@@ -45,9 +45,10 @@ func (t *resumption) Relay(resp *upstream.Response, call *upstream.Call, hooks f
 }
 
 // resume runs a request that continues the open choices of the stream on an engine that is not in
-// failed. grammar is a request member that constrains the output, or nil. resume returns nil if no
-// engine continues the stream.
-func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
+// failed. grammar is a request member that constrains the output, or nil. If pause is not nil, the stream
+// leaves its engine and waits in the admission queue first. resume returns nil if no engine continues the
+// stream.
+func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte, pause *suspension) *resumption {
 	c, opt := s.migration, s.settings
 	q := s.settings.r.requests.Get()
 	q.r, q.settings, q.id, q.model, q.stream = opt.r, opt, s.requestID, c.model, true
@@ -94,7 +95,12 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 	if !q.filterRequest() {
 		return nil
 	}
-	if q.plan.Family != nil && !q.prefersHandover() {
+	switch {
+	case pause != nil:
+		if !q.awaitResumption(s, pause) {
+			return nil
+		}
+	case q.plan.Family != nil && !q.prefersHandover():
 		q.plan.usePlainDecode("")
 	}
 	if q.plan.Family == nil {
@@ -110,7 +116,9 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 		}
 		return nil
 	}
-	s.entry.AddMigration()
+	if pause == nil {
+		s.entry.AddMigration()
+	}
 	return t
 }
 

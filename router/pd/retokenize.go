@@ -13,16 +13,18 @@ import (
 // maxRetokenizeAnswer bounds the response of a tokenize request, in bytes.
 const maxRetokenizeAnswer = 32 << 20
 
-// retokenize finds the token ids of a stream that has only text; see migration.State.Retokenize.
-func (s *streamState) retokenize(client front.ClientGoneNotifier) (reason string) {
-	rank := s.tokenizer()
+// retokenize finds the token ids of a stream that has only text; see migration.State.Retokenize. healthy
+// says that the stream's own engine may be asked.
+func (s *streamState) retokenize(client front.ClientGoneNotifier, healthy bool) (reason string) {
+	rank := s.tokenizer(healthy)
 	return s.migration.Retokenize(rank, slices.Contains(s.settings.Migration.Allow, "retokenized"), func(body []byte) []byte {
 		return s.postTokenize(client, rank, body)
 	})
 }
 
-// tokenizer returns a ready rank of the model whose engine can retokenize text, or nil.
-func (s *streamState) tokenizer() *worker.Rank {
+// tokenizer returns a ready rank of the model whose engine can retokenize text, or nil. It is another one
+// than the stream's unless own is set.
+func (s *streamState) tokenizer(own bool) *worker.Rank {
 	pool, ok := s.settings.Fleet.View().Pool(s.migration.model)
 	if !ok {
 		return nil
@@ -30,7 +32,7 @@ func (s *streamState) tokenizer() *worker.Rank {
 	failed := s.migration.getExtra().failed
 	for _, ranks := range [...][]*worker.Rank{pool.Decode, pool.Aggregated, pool.Prefill} {
 		for _, r := range ranks {
-			if r != s.rank && !slices.Contains(failed, r) && migration.CanRetokenize(r) {
+			if (own || r != s.rank) && !slices.Contains(failed, r) && migration.CanRetokenize(r) {
 				return r
 			}
 		}

@@ -62,6 +62,11 @@ type Observer interface {
 	// AdmissionRefused counts a request that was refused because it may not wait, has waited too long
 	// or cannot meet its target.
 	AdmissionRefused(class, tenant string, reason front.Reason)
+	// StreamSuspended counts a stream of a class that was suspended for a request of a higher class.
+	StreamSuspended(class, tenant string)
+	// StreamResumed counts the end of a suspension by outcome: "resumed", "client_gone", "deadline", or
+	// "failed" (no engine continued the stream).
+	StreamResumed(class, outcome string, took time.Duration)
 	// Cached records the cached tokens that the runner predicted and those that the engine
 	// reported; actual is -1 if the engine reported none.
 	Cached(id worker.ID, promptTokens, predicted, actual int)

@@ -140,6 +140,8 @@ type Entry struct {
 	PromptTokens int // as counted by the router, or by the engine if it reported a number
 	Retries      int
 	Migrations   int
+	Preemptions  int             // how often the stream was suspended
+	Suspended    time.Duration   // for how long together
 	Dropped      int             // legs and choices beyond the bounds
 	Intervals    relay.Intervals // the times between the stream's events
 	Outcome
@@ -311,6 +313,11 @@ func (e *Entry) AddRetry() {
 // AddMigration counts an engine that takes over the request's stream.
 func (e *Entry) AddMigration() {
 	e.change(func() { e.Migrations++ })
+}
+
+// AddPreemption counts a suspension of the request's stream that has ended.
+func (e *Entry) AddPreemption(took time.Duration) {
+	e.change(func() { e.Preemptions++; e.Suspended += took })
 }
 
 func (e *Entry) change(f func()) {

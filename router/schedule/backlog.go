@@ -94,13 +94,30 @@ func UnderPressure(r *worker.Rank) bool {
 // cached there. It returns true if the engine reports no usage, and for a rank without requests: such
 // an engine decides itself.
 func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
+	return MissingKV(r, todo, maxTokens) == 0
+}
+
+// MissingKV returns how many blocks must become free on a rank before the KV of a request fits; 0 if it
+// does (see FitsKV).
+func MissingKV(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
 	if usage < 0 || total <= 0 || r.Requests.Load() == 0 {
-		return true
+		return 0
 	}
 	free := int64((1 - min(usage, 1)) * float64(total))
 	pending := r.PrefillTokens.Load() / int64(sizeOf(r))
-	return int64(blocksFor(r, todo, outputTokens(maxTokens))) <= free-pending
+	return max(int64(blocksFor(r, todo, outputTokens(maxTokens)))-(free-pending), 0)
+}
+
+// KVBlocks returns how many blocks a number of tokens takes on a rank.
+func KVBlocks(r *worker.Rank, tokens int) int64 { return int64(blocksFor(r, tokens, 0)) }
+
+// FreeKV corrects what the engine of a rank has last reported by blocks that a request has left, until the
+// next report.
+func FreeKV(r *worker.Rank, blocks int64) {
+	if usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks; usage > 0 && total > 0 {
+		r.SetKVUsage(max(usage-float64(blocks)/float64(total), 0))
+	}
 }
 
 // ExpectedOutput returns the number of tokens that a request with a limit of maxTokens is expected to

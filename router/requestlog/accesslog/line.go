@@ -82,6 +82,10 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 	b = appendInt(b, "response_bytes", e.ResponseBytes)
 	b = appendInt(b, "retries", int64(e.Retries))
 	b = appendInt(b, "migrations", int64(e.Migrations))
+	if e.Preemptions > 0 {
+		b = appendInt(b, "preemptions", int64(e.Preemptions))
+		b = appendMS(b, "suspended_ms", e.Suspended)
+	}
 	if t := &e.Transfer; t.State != "" {
 		b = appendText(b, "transfer", t.State)
 		b = appendInt(b, "transfer_bytes", t.Bytes)
