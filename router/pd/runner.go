@@ -248,7 +248,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
 		return
 	}
-	if !q.reserveQuota() {
+	if q.checkContextLength() || !q.reserveQuota() {
 		return
 	}
 	if by, answered := q.checkPrefillOnly(); answered {
