@@ -143,6 +143,10 @@ bench-routed: bench-engineapi # former name
 bench-engineapi: build ## what an item costs over the framed socket, HTTP and gRPC: docs/engine-api.md
 	@scripts/bench_engineapi.py --report docs/engine-api.md
 
+.PHONY: bench-tokens
+bench-tokens: build ## native tokenization beside its goals, HF's tokenizers and /tokenize: docs/tokens.md (some minutes, on a quiet box; needs scripts/tokenizer_golden.py ids and text once)
+	@scripts/bench_tokens.py --report docs/tokens.md
+
 .PHONY: bench-index
 bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py

@@ -114,6 +114,10 @@ func serveEventSources(c *conn, r *httpconn.Request) {
 }
 
 func serveTokenize(c *conn, r *httpconn.Request) {
+	if c.incarnation.e.o.NoTokenize {
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		return
+	}
 	b, ok := c.auxBody(r)
 	if !ok {
 		return

@@ -103,6 +103,7 @@ type Options struct {
 	LogBlocks      bool // record when the last block of each request is released, for Kept; grows without bound
 	Faults         []faults.Fault
 	FaultSeed      uint64 // random seed of faults with a probability
+	NoTokenize     bool   // /tokenize returns 404, as behind proxies that pass on the OpenAI API only
 	DisableScaleUp bool   // /inference/v1/* returns 403, as vLLM without --enable-scale-out
 
 	VLLM vllm.Release // Release, parsed; WithDefaults sets it
@@ -175,6 +176,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.StreamBuffer, "stream-buffer", 16<<20, "bytes buffered for a slow reader before its connection is closed")
 	fs.IntVar(&o.Records, "records", 1024, "requests stored for tests; -1 for none")
 	fs.Uint64Var(&o.FaultSeed, "fault-seed", 0, "random seed of faults with a probability")
+	fs.BoolVar(&o.NoTokenize, "no-tokenize", false, "return 404 for /tokenize")
 	fs.BoolVar(&o.DisableScaleUp, "no-scale-out", false, "return 403 for /inference/v1/*")
 	fs.Func("fault", "inject a `fault`; may be repeated: kind=K[,path=P][,leg=L][,phase=body|role|answer][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faults.KindNames(), ", "), func(s string) error {
 		f, err := faults.ParseFault(s)
