@@ -18,8 +18,8 @@ import (
 )
 
 const versionLong = `Prints the versions of sluice, Go and libzmq, and how KV transfers are observed. With --json it also
-reports which optional libraries (NIXL, UCX, CUDA) work on this machine; each is loaded in a
-process of its own.`
+reports which optional libraries (NIXL, UCX, CUDA, the native tokenizer) work on this machine; each
+is loaded in a process of its own.`
 
 func versionCommand() *cobra.Command {
 	var asJSON bool
@@ -33,7 +33,7 @@ func versionCommand() *cobra.Command {
 }
 
 // optionalLibraries are opened at run time where a machine has them.
-var optionalLibraries = []string{"nixl", "ucx", "cuda"}
+var optionalLibraries = []string{"nixl", "ucx", "cuda", "tokenizer"}
 
 // optionalProbeTimeout bounds the probe of one optional library.
 const optionalProbeTimeout = 10 * time.Second

@@ -102,6 +102,12 @@ func (l *Library) Version() string { return C.GoString(C.sluice_tokenizer_versio
 // SelfTest loads a model with two tokens, renders a template and encodes the text.
 func (l *Library) SelfTest() error {
 	dir, err := os.MkdirTemp("", "sluice-tokenizer-*")
+	// In a container the root file system may be read-only, /tmp included.
+	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
+		if err != nil && parent != "" {
+			dir, err = os.MkdirTemp(parent, "sluice-tokenizer-*")
+		}
+	}
 	if err != nil {
 		return err
 	}

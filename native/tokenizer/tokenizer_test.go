@@ -58,8 +58,14 @@ func TestOpenWithoutLibrary(t *testing.T) {
 }
 
 func TestSelfTest(t *testing.T) {
-	if err := open(t).SelfTest(); err != nil {
+	l := open(t)
+	if err := l.SelfTest(); err != nil {
 		t.Error(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("TMPDIR", "/proc/absent") // as in a container with a read-only root file system
+	if err := l.SelfTest(); err != nil {
+		t.Errorf("without a writable folder for temporary files: %v", err)
 	}
 }
 
