@@ -63,11 +63,11 @@ check-tests:
 	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc)$$' ./cmd/sluice
 
 .PHONY: test
-test: ## set up everything; native, lint, unit, system and race tests, and the demo (12 minutes)
+test: ## set up everything; native, lint, unit, system and race tests, packages, and the demo (14 minutes)
 	@scripts/test.sh
 
 .PHONY: test-tools
-test-tools: build ## tests with heavy real tools: connectors, clients, a browser, packages
+test-tools: build ## tests with heavy real tools: connectors, clients, a browser, the image
 	@scripts/test.sh --tools
 
 .PHONY: unit
@@ -181,7 +181,7 @@ packages: bootstrap ## build the .deb, the .rpm, a tar archive, the SBOM and the
 	@scripts/packages.sh
 
 .PHONY: packages-test
-packages-test: packages ## check the units, and install, upgrade, remove and purge the .deb in a Debian root
+packages-test: packages ## check the units, and install, upgrade, remove and purge the .deb and the .rpm in Debian roots
 	@scripts/packages-test.sh
 
 .PHONY: image

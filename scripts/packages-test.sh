@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the packages in build/dist/ with the real tools: systemd-analyze for the units, dpkg in a root
-# made of Debian packages for installation, upgrade, removal and purge, rpm for the .rpm.
+# Tests the packages in build/dist/ with the real tools: systemd-analyze for the units, dpkg and rpm in roots
+# made of Debian packages for installation, upgrade from a package of an earlier version, removal and purge.
 # Needs root and Debian's package registry; `make packages-test` builds the packages first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ fi
 deb=$(ls -t build/dist/*.deb | head -1) rpm=$(ls -t build/dist/*.rpm | head -1)
 work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-packages.XXXXXX")
 root=$work/root
-trap 'umount -q "$root/proc" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'umount -q "$work"/*/proc 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
 failed=0
 check() { # check WHAT COMMAND...
   local what=$1
@@ -45,8 +45,11 @@ if [ ! -f "$cache" ]; then
   tar -C "$work/base" -cf "$cache.part" . && mv "$cache.part" "$cache"
   rm -rf "$work/base"
 fi
-mkdir "$root" && tar -C "$root" -xf "$cache"
-mount -t proc proc "$root/proc" 2>/dev/null || true
+make_root() { # make_root DIR
+  mkdir "$1" && tar -C "$1" -xf "$cache"
+  mount -t proc proc "$1/proc" 2>/dev/null || true
+}
+make_root "$root"
 in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"; }
 
 # Units. `verify` looks up the programs that they start, so it sees those of the package.
@@ -99,9 +102,15 @@ check "completion in zsh" completes zsh -f -c "autoload -Uz compinit && compinit
   _describe() { for last; do :; done; print -l -- \${(P)last}; }; compstate=()
   words=(sluice dem) CURRENT=2; _sluice; words=(sluice serve --policy round) CURRENT=4; _sluice"
 
+# The same files as packages of an earlier version, from which to upgrade.
+nfpm=$(ls -t "${cache%/*}"/tools/v*/nfpm | head -1)
+mkdir "$work/earlier"
+for format in deb rpm; do VERSION=0~earlier ARCH=$(go env GOARCH) "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$work/earlier/" >/dev/null; done
+
 # Installation.
 cp "$deb" "$root/sluice.deb"
-check "install" in_root dpkg -i /sluice.deb
+cp "$work"/earlier/*.deb "$root/earlier.deb"
+check "install" in_root dpkg -i /earlier.deb
 check "the program runs and knows its version" in_root sluice version
 check "the schema that the configuration names is there" in_root test -s /usr/share/sluice/sluice.schema.json
 check "it is the program's" bash -c 'cmp <(chroot "$1" /usr/bin/sluice config schema) "$1/usr/share/sluice/sluice.schema.json"' - "$root"
@@ -135,6 +144,7 @@ check "it serves as user sluice, who can reload it" serves
 # Upgrade: a changed configuration stays.
 echo "# edited" >>"$root/etc/sluice/sluice.yaml"
 check "upgrade" in_root dpkg -i --force-confdef --force-confold /sluice.deb
+check "the version is the later one" bash -c 'dpkg --compare-versions "$1" gt 0~earlier && [ "$1" = "$2" ]' - "$(in_root dpkg-query -W -f '${Version}' sluice)" "$(dpkg-deb -f "$deb" Version)"
 check "an edited configuration stays" in_root grep -q '# edited' /etc/sluice/sluice.yaml
 check "its owner stays" owner /etc/sluice/sluice.yaml "root:sluice 640"
 
@@ -148,6 +158,31 @@ for path in /etc/sluice /etc/default/sluice /var/lib/sluice /var/log/sluice /usr
 done
 
 # The .rpm.
+root=$work/rpm-root
+make_root "$root"
+# Debian's packages are not in rpm's database, so rpm cannot find what the package depends on.
+in_rpm() { rpm --root "$root" --dbpath /var/lib/rpm --nosignature "$@"; }
+in_rpm --initdb
+check ".rpm: install" in_rpm -i --nodeps "$work"/earlier/*.rpm
+check ".rpm: the program runs and knows its version" in_root sluice version
+check ".rpm: every file is as in the package" in_rpm -V --nodeps --nouser --nogroup --nomode sluice
+check ".rpm: the script made the user" in_root getent passwd sluice
+check ".rpm: the configuration is readable by the service only" owner /etc/sluice/sluice.yaml "root:sluice 640"
+check ".rpm: the state directory" owner /var/lib/sluice "sluice:sluice 750"
+check ".rpm: the unit's ExecStartPre accepts the configuration" precheck
+echo "# edited" >>"$root/etc/sluice/sluice.yaml"
+check ".rpm: upgrade" in_rpm -U --nodeps "$rpm"
+check ".rpm: the version is the later one" [ "$(in_rpm -q --qf '%{VERSION}-%{RELEASE}' sluice)" = "$(rpm -qp --nosignature --qf '%{VERSION}-%{RELEASE}' "$rpm")" ]
+check ".rpm: an edited configuration stays" in_root grep -q '# edited' /etc/sluice/sluice.yaml
+check ".rpm: its owner stays" owner /etc/sluice/sluice.yaml "root:sluice 640"
+check ".rpm: remove" in_rpm -e sluice
+check ".rpm: the program and the units are gone" in_root sh -c '! [ -e /usr/bin/sluice ] && ! ls /usr/lib/systemd/system/sluice*'
+check ".rpm: the edited configuration is kept aside" in_root grep -q '# edited' /etc/sluice/sluice.yaml.rpmsave
+check ".rpm: the state stays" in_root test -d /var/lib/sluice
+check ".rpm: install again" in_rpm -i --nodeps "$rpm"
+check ".rpm: it has the packaged configuration" in_root sh -c 'sluice check --config /etc/sluice/sluice.yaml && ! grep "# edited" /etc/sluice/sluice.yaml'
+check ".rpm: remove again" in_rpm -e sluice
+check ".rpm: an unedited configuration goes with it" in_root test ! -e /etc/sluice/sluice.yaml
 rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
 rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
 check "the .rpm has the units" grep -qx /usr/lib/systemd/system/sluice.service "$work/rpm.list"

@@ -2,7 +2,9 @@
 # Builds the .deb and the .rpm of Sluice, a tar archive of the binary, their SBOM, and the wheels of the
 # Python packages.
 #
-#   scripts/packages.sh [--out DIR] [--version VERSION]
+#   scripts/packages.sh [--out DIR] [--version VERSION] [--keep]
+#
+# With --keep it does nothing if it has built the packages of this commit already and nothing is changed.
 #
 # The binary is stripped and links libzmq statically where its archives allow
 # (scripts/static-zmq.sh). NIXL, UCX and CUDA are opened at run time where a node has them, so
@@ -12,13 +14,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-out=build/dist version=
+out=build/dist version= keep=
 while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift 2 ;;
     --version) version=$2; shift 2 ;;
-    -h | --help) sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
-    *) echo "packages: unknown argument \"$1\"; want --out DIR or --version VERSION" >&2; exit 2 ;;
+    --keep) keep=1; shift ;;
+    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "packages: unknown argument \"$1\"; want --out DIR, --version VERSION or --keep" >&2; exit 2 ;;
   esac
 done
 
@@ -46,16 +49,16 @@ ARCH=$(go env GOARCH)
 export VERSION=$version ARCH
 
 build=build/packages
+# What was built is complete when the last step has written this file.
+source="$commit $version $(go version)" built=$build/source
+if [ -n "$keep" ] && [ "$(cat "$built" 2>/dev/null)" = "$source" ] && [ -e "$out/SHA256SUMS" ] && [ -z "$(git status --porcelain)" ]; then
+  echo "packages: $out has the packages of this commit" >&2
+  exit
+fi
 rm -rf "$build" && mkdir -p "$build" "$out"
 flags=()
 mkdir -p "$build/licenses"
-if dir=$(scripts/static-zmq.sh); then
-  # The licences of what is linked statically come with the binary.
-  for name in zmq sodium bsd md stdc++; do
-    archive=$(realpath "$(${CC:-cc} -print-file-name="lib$name.a")")
-    package=$(dpkg -S "$archive" 2>/dev/null | head -1 | cut -d: -f1)
-    cp "/usr/share/doc/$package/copyright" "$build/licenses/lib$name"
-  done
+if dir=$(scripts/static-zmq.sh "$build/licenses"); then
   export CGO_LDFLAGS="-O2 -g -L$dir"
   flags=(-extldflags '-static-libgcc')
 fi
@@ -78,4 +81,5 @@ tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" --transform 's,^
 "$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
 scripts/wheels.sh "$out"
 (cd "$out" && sha256sum -- *"$version"* *.whl >"SHA256SUMS")
+[ -n "$(git status --porcelain 2>/dev/null)" ] || echo "$source" >"$built"
 ls -l "$out" >&2

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Prepares a static link of libzmq and prints the directory for CGO_LDFLAGS=-L….
 #
+#   scripts/static-zmq.sh [LICENSES]    LICENSES is a folder for the licences of what is linked statically
+#
 # Debian's libzmq.so loads 17 shared libraries, most of them for transports and mechanisms that
 # Sluice does not use: PGM, NORM and GSSAPI. The directory has a linker script under the name
 # libzmq.so. The linker finds it first and reads static archives instead; the functions of those
@@ -20,6 +22,16 @@ for name in zmq sodium bsd md stdc++; do
   fi
   archives+=("$(realpath "$file")")
 done
+if [ $# -gt 0 ]; then
+  mkdir -p "$1"
+  for archive in "${archives[@]}"; do
+    # Where /lib is a link, dpkg knows the file by the other path.
+    package=$({ dpkg -S "$archive" || dpkg -S "${archive#/usr}"; } 2>/dev/null | head -1 | cut -d: -f1)
+    [ -n "$package" ] || { echo "static-zmq: no package has $archive, so its licence is not known; libzmq is linked dynamically" >&2; exit 1; }
+    name=${archive##*/}
+    cp "/usr/share/doc/$package/copyright" "$1/${name%.a}"
+  done
+fi
 mkdir -p "$out"
 "$cc" -O2 -fPIC -Wall -Wextra -Werror -c scripts/packaging/zmq_stubs.c -o "$out/stubs.o"
 ar rcs "$out/libzmq_stubs.a" "$out/stubs.o"
