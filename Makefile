@@ -17,6 +17,8 @@ SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
 LIMITS := ./router/e2e/limits
 # Most tests wait for time-outs rather than compute, so more of them run at once than there are cores.
 AT_ONCE := -p 4 -parallel 8
+# Lint vets every package, tests included, so `go test` need not do it again.
+VETTED := -vet=off
 # A test that fails runs again, alone, at most twice: tests that wait for real time-outs fail now and
 # then on a machine that is busy with others. The summary names it, more than five failures at once or a
 # data race are final, and a test that keeps failing fails the run.
@@ -59,8 +61,8 @@ check-lint:
 # Without -shuffle, go test does not run again what has not changed. `make test` shuffles.
 .PHONY: check-tests
 check-tests:
-	go test -short $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
-	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc)$$' ./cmd/sluice
+	go test -short $(VETTED) $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
+	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc)$$' ./cmd/sluice
 
 .PHONY: test
 test: ## set up everything; native, lint, unit, system and race tests, packages, and the demo (14 minutes)
@@ -72,16 +74,24 @@ test-tools: build ## tests with heavy real tools: connectors, clients, a browser
 
 .PHONY: unit
 unit: build ## unit tests only
-	$(GOTESTSUM) --packages="$(UNIT)" -- -shuffle=on $(AT_ONCE)
+	$(GOTESTSUM) --packages="$(UNIT)" -- $(VETTED) -shuffle=on $(AT_ONCE)
 
 .PHONY: system
 system: build ## system tests: a whole router over simulated engines, by topic
-	$(GOTESTSUM) --packages="$(SYSTEM)" -- -shuffle=on -timeout 15m $(AT_ONCE)
-	$(GOTESTSUM) --packages="$(LIMITS)" -- -shuffle=on -timeout 15m
+	$(GOTESTSUM) --packages="$(SYSTEM)" -- $(VETTED) -shuffle=on -timeout 15m $(AT_ONCE)
+
+.PHONY: limits
+limits: build ## system tests that measure latency, CPU or memory, alone
+	$(GOTESTSUM) --packages="$(LIMITS)" -- $(VETTED) -shuffle=on -timeout 15m
 
 .PHONY: race
 race: build ## unit tests of what is concurrent, under the race detector
-	$(GOTESTSUM) --packages="$(RACE)" -- -race -short -shuffle=on -timeout 15m
+	$(GOTESTSUM) --packages="$(RACE)" -- $(VETTED) -race -short -shuffle=on -timeout 15m
+
+# It compiles what `make race` runs. The binaries themselves are not kept.
+.PHONY: race-compile
+race-compile: build
+	go test $(VETTED) -race -short -exec true $(RACE) >/dev/null
 
 .PHONY: lint
 lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE
