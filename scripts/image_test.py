@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -137,6 +138,22 @@ def containerfile(config, packages):
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def libraries(container, root, info):
+    """Checks that the image has what the native tokenizer is linked with, and that the program loads it there."""
+    path = "/usr/lib/sluice/libsluice_tokenizer.so"
+    if not os.path.exists(root + path):
+        print("skip  the native tokenizer: the image was built without cargo")
+        return
+    needed = re.findall(r"\(NEEDED\) +Shared library: \[(.+?)\]", subprocess.run(["readelf", "-d", root + path], capture_output=True, text=True, check=True).stdout)
+    absent = [name for name in needed if not glob.glob(f"{root}/usr/lib*/**/{name}", recursive=True)]
+    check("the image has the libraries of the native tokenizer: " + ", ".join(needed), needed and not absent, absent)
+    state = {item["name"]: item for item in info.get("optional_libraries", [])}.get("tokenizer", {})
+    check("version --json finds the native tokenizer: " + state.get("detail", "")[:100], state.get("state") == "ok" and path in state["detail"], info)
+    said = container.run(["doctor", "--json"])
+    found = [f for f in json.loads(said.stdout).get("findings", []) if f["name"] == "tokenizer"] if said.stdout else []
+    check("doctor loads the native tokenizer and passes its self-test", len(found) == 1 and found[0]["state"] == "ok", said.stdout + said.stderr)
+
+
 def get(port, path):
     with socket.create_connection(("127.0.0.1", port), timeout=2) as s:
         s.settimeout(2)
@@ -233,6 +250,7 @@ def main():
         version = container.run(["version", "--json"])
         info = json.loads(version.stdout) if version.returncode == 0 else {}
         check("version --json: version, commit, date", info.get("version") == labels["org.opencontainers.image.version"] and info.get("commit") == revision and info.get("date") == created, version.stdout + version.stderr)
+        libraries(container, root, info)
         check("check accepts the configuration", (said := container.run(["check"])).returncode == 0, said.stdout + said.stderr)
         said = container.run(["sidecar", "--listen", "256.0.0.1:1", "--engine", "http://127.0.0.1:1"])
         check("the sidecar's command reads its flags, not the router's file", said.returncode != 0 and "256.0.0.1" in said.stderr and "sluice.yaml" not in said.stderr, said.stdout + said.stderr)
