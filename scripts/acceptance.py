@@ -36,17 +36,13 @@ def browser():
     return "" if any(shutil.which(b) for b in ("chromium", "chromium-browser", "google-chrome")) else "no Chromium"
 
 
-def unavailable(why):
-    return lambda: why
-
-
 BROWSER = '$(command -v chromium || command -v chromium-browser || command -v google-chrome)'
 
 # Name, what it shows, the command, and a function that returns why it cannot run here ("": it can).
 CHECKS = [
     ("packages", ".deb and .rpm, units, man pages, completion: dpkg, rpm, systemd-analyze, groff, bash, zsh, fish", "make --no-print-directory packages-test", debian),
     ("image", "container image, run with a read-only root file system", "scripts/image.py && scripts/image_test.py", debian),
-    ("containerfile", "Containerfile: podman or buildah", "", unavailable("its base images come from a registry of images; `make image` builds the same content from Debian packages")),
+    ("containers", "the image archive run by podman; the Containerfile built and run: podman", "scripts/container_test.py", lambda: debian() or have("podman", "go", "cargo")()),
     ("charts", "Helm chart and manifests: helm, kubeconform", "scripts/charts-test.sh", have("go")),
     ("observability", "metrics, rules and every panel's query: promtool, Prometheus", 'scripts/observability_test.py "$(scripts/prometheus.sh)"', have("go")),
     ("dashboards", "dashboards against Grafana's schema: the Grafana project's Go types; Grafana itself is in no package registry", "scripts/grafana.sh", have("go")),
@@ -56,6 +52,9 @@ CHECKS = [
     ("commands", "--json, errors, support bundle, drain, reload, restart, explain",
      "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
     ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
+    ("open webui", "docs/open-webui.md: Open WebUI, which sends a chat", "scripts/open_webui_test.py", have("python3")),
+    ("load clients", "docs/bench-clients.md: vllm bench serve, aiperf, sluice load", "scripts/bench_clients_test.py", have("python3")),
+    ("slurm", "the batch script and the configuration of docs/slurm.md: slurmctld, slurmd, sbatch", "scripts/slurm_test.sh", debian),
     ("documents", "links, commands, yaml and reference of the documents", "scripts/check_docs.py", have("go")),
 ]
 
