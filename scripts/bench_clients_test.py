@@ -144,7 +144,7 @@ def measured(router, what, words, work, environment, requests):
 
 def main():
     parser = argparse.ArgumentParser(description="Runs the commands of docs/bench-clients.md with the real clients.")
-    parser.add_argument("--only", default="vllm,sglang,aiperf,sluice", help="which clients, comma-separated")
+    parser.add_argument("--only", default="vllm,sglang,sluice", help="which clients, comma-separated [without aiperf, which refuses a tokenizer in a folder]")
     only = parser.parse_args().only.split(",")
     python = os.path.join(VLLM, "venv/bin/python")
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "any", "NO_PROXY": "127.0.0.1"}
@@ -162,7 +162,10 @@ def main():
                 said = measured(router, f"vllm bench serve {version}", [os.path.join(VLLM, "venv/bin/vllm"), *words[1:]], work, offline, REQUESTS)
                 check(f"vllm bench serve: it counts {REQUESTS} successful requests", re.search(rf"Successful requests: +{REQUESTS}\b", said), said)
             if "sglang" in only:
-                folder = installed(os.path.join(CACHE, "bench-clients", "sglang-" + SGLANG), lambda new: pip(python, "--no-deps", "--target", new, "sglang==" + SGLANG))
+                def install_sglang(new):
+                    pip(python, "--no-deps", "--target", new, "sglang==" + SGLANG, "orjson")
+                    pip(python, "--target", new, "ipython", "datasets")
+                folder = installed(os.path.join(CACHE, "bench-clients", "sglang-" + SGLANG), install_sglang)
                 words = adapted(command("python -m sglang.bench_serving"), router.url)
                 assert words[1:3] == ["-m", "sglang.bench_serving"], words
                 said = measured(router, f"sglang.bench_serving {SGLANG}", [python, "-c", SERVING_ABSENT, *words[3:]], work, {**offline, "PYTHONPATH": folder}, REQUESTS)
@@ -173,7 +176,7 @@ def main():
                     pip(os.path.join(new, "bin/python"), "aiperf==" + AIPERF)
                 folder = installed(os.path.join(CACHE, "bench-clients", "aiperf-" + AIPERF), install)
                 words = adapted(command("aiperf profile"), router.url)
-                measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-m", "aiperf.cli", *words[1:]], work, offline, REQUESTS)
+                measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-c", "import sys; from aiperf.cli import app; sys.exit(app())", *words[1:]], work, offline, REQUESTS)
         finally:
             router.stop()
     if failed:

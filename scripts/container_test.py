@@ -15,6 +15,7 @@ import argparse
 import glob
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,8 @@ import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 CACHE = os.environ.get("SLUICE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sluice")
-USER = "65532:65532"
+# Without CAP_SYS_RESOURCE podman cannot raise the limits to its defaults.
+LIMITS = [f"--ulimit={name}={hard}:{hard}" for name, limit in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)) for hard in (min(resource.getrlimit(limit)[1] % (1 << 63), 1 << 15),)]
 failed = False
 
 
@@ -44,7 +46,8 @@ class Podman:
     """podman with a store of its own."""
 
     def __init__(self, work):
-        self.command = ["podman", "--root", os.path.join(work, "store"), "--runroot", os.path.join(work, "run"), "--cgroup-manager", "cgroupfs"]
+        runtime = ["--runtime", "runc"] if shutil.which("runc") else []  # crun refuses both versions of cgroups at once
+        self.command = ["podman", *runtime, "--root", os.path.join(work, "store"), "--runroot", os.path.join(work, "run"), "--cgroup-manager", "cgroupfs"]
 
     def run(self, *arguments, timeout=120, **options):
         return subprocess.run([*self.command, *arguments], capture_output=True, text=True, errors="replace", timeout=timeout, **options)
@@ -81,7 +84,7 @@ def base_images(podman, work):
         file = os.path.join(work, "Base")
         with open(file, "w", encoding="utf-8") as f:
             f.write(f"FROM docker.io/library/debian:bookworm-slim\nRUN apt-get update && apt-get install -y --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*\nENV {environment}\n")
-        podman.must("build", "--pull=never", "--layers", "--network", "host", "-t", f"docker.io/library/{name}", "-f", file, work, timeout=600)
+        podman.must("build", "--pull=never", "--layers", "--isolation=chroot", *LIMITS, "--network", "host", "-t", f"docker.io/library/{name}", "-f", file, work, timeout=600)
     volumes = [f"{go}:/usr/local/go:ro", f"{rust}:/usr/local/rust:ro"]
     # Modules and crates that this machine has; others are fetched as usual.
     modules, crates = output("go", "env", "GOMODCACHE"), os.path.join(os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo"), "registry")
@@ -104,18 +107,19 @@ def settings(podman, image):
 
 def runs(podman, image, what, expected):
     """Runs an image as docs/install.md says, with a read-only root file system."""
-    hardened = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", "--network", "host", "--pull=never"]
-    said = podman.run("run", "--rm", *hardened, image, "version", "--json")
+    # Without systemd podman has no timers for health checks.
+    hardened = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", *LIMITS, "--network", "host", "--pull=never"]
+    said = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "version", "--json")
     info = json.loads(said.stdout) if said.returncode == 0 else {}
     check(f"{what}: version --json has the version and the commit", {"version": info.get("version"), "commit": info.get("commit"), "date": info.get("date")} == expected, said.stdout + said.stderr)
     tokenizer = {item["name"]: item for item in info.get("optional_libraries", [])}.get("tokenizer", {})
     if shutil.which("cargo"):
         check(f"{what}: the native tokenizer loads: {tokenizer.get('detail', '')[:80]}", tokenizer.get("state") == "ok", info)
-    said = podman.run("run", "--rm", *hardened, image, "check")
+    said = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "check")
     check(f"{what}: check accepts its configuration", said.returncode == 0, said.stdout + said.stderr)
     port = output(sys.executable, "-c", "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])")
     name = "sluice-container-test"
-    said = podman.run("run", "-d", "--name", name, *hardened, "-e", f"SLUICE_LISTEN=127.0.0.1:{port}", "-e", "SLUICE_ADMIN_LISTEN=127.0.0.1:0", image)
+    said = podman.run("run", "-d", "--name", name, "--health-interval=disable", *hardened, "-e", f"SLUICE_LISTEN=127.0.0.1:{port}", "-e", "SLUICE_ADMIN_LISTEN=127.0.0.1:0", image)
     if not check(f"{what}: podman run --read-only", said.returncode == 0, said.stderr):
         return
     try:
@@ -159,7 +163,7 @@ def containerfile(podman, work, other):
     options = base_images(podman, work)
     expected = {"version": "0-containerfile-test", "commit": output("git", "rev-parse", "HEAD"), "date": output("git", "log", "-1", "--format=%cI")}
     began = time.monotonic()
-    said = podman.run("build", *options, "-f", "scripts/packaging/Containerfile", "--ignorefile", "scripts/packaging/Containerfile.dockerignore", "--format", "docker", "-t", "sluice-containerfile-test",
+    said = podman.run("build", "--isolation=chroot", *options, *LIMITS, "-f", "scripts/packaging/Containerfile", "--ignorefile", "scripts/packaging/Containerfile.dockerignore", "--format", "docker", "-t", "sluice-containerfile-test",
                       *(word for name, value in expected.items() for word in ("--build-arg", f"{name.upper()}={value}")), ".", cwd=ROOT, timeout=1500)
     if not check(f"podman build of the Containerfile, in {time.monotonic() - began:.0f} s", said.returncode == 0, (said.stdout + said.stderr)[-3000:]):
         return
@@ -169,9 +173,9 @@ def containerfile(podman, work, other):
         theirs, _ = settings(podman, other)
         check("its settings are those of the archive", ours == theirs, f"{ours}\n{theirs}")
         check("its labels have the version and the commit", labels.get("org.opencontainers.image.version") == expected["version"] and labels.get("org.opencontainers.image.revision") == expected["commit"], labels)
-    libraries = podman.run("run", "--rm", "--pull=never", "--network", "none", "--entrypoint", "/usr/bin/ldd", image, "/usr/bin/sluice", "/usr/lib/sluice/libsluice_tokenizer.so")
+    libraries = podman.run("run", "--rm", "--no-healthcheck", *LIMITS, "--pull=never", "--network", "none", "--entrypoint", "/usr/bin/ldd", image, "/usr/bin/sluice", "/usr/lib/sluice/libsluice_tokenizer.so")
     check("nothing that the binary and the tokenizer link is missing", libraries.returncode == 0 and "not found" not in libraries.stdout, libraries.stdout + libraries.stderr)
-    licences = podman.run("run", "--rm", "--pull=never", "--network", "none", "--entrypoint", "/bin/ls", image, "/usr/share/doc/sluice/licenses")
+    licences = podman.run("run", "--rm", "--no-healthcheck", *LIMITS, "--pull=never", "--network", "none", "--entrypoint", "/bin/ls", image, "/usr/share/doc/sluice/licenses")
     check("it has the licences of what is linked statically", {"libzmq", "libsodium", "libstdc++", "libsluice_tokenizer"} <= set(licences.stdout.split()), licences.stdout + licences.stderr)
     runs(podman, image, "containerfile", expected)
 
@@ -186,6 +190,8 @@ def main():
         parser.error(f"unknown part in --only {options.only!r}; want archive or containerfile")
     if os.getuid() != 0 or not shutil.which("podman"):
         sys.exit("container_test: needs root and podman")
+    if not shutil.which("runc"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "runc"], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, check=False)
     work = tempfile.mkdtemp(prefix="sluice-container.", dir="/var/tmp")
     podman = Podman(work)
     image = None
