@@ -3,7 +3,7 @@
 //
 // Open loads libsluice_tokenizer, which this folder builds with cargo (src/) and whose
 // ABI sluice_tokenizer.h documents; Library.Load reads a model's folder; Model.Render
-// and Model.Encode do the work. A binary without the library, or built without cgo, has
+// and Model.Encode do the work, and Model.Prompt both in one call. A binary without the library, or built without cgo, has
 // the same API, and Open says why there is none.
 //
 // Calls compute, so no event loop may make them. A call with at most 64 KiB runs on its
