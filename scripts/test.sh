@@ -65,6 +65,8 @@ step 'set-up' scripts/bootstrap.sh --test
 if [ "$(uname -m)" = x86_64 ]; then export SLUICE_REQUIRE_NIXL=1; fi
 step 'build' make --no-print-directory -j 2 build # Go and Rust at once
 if [ "${1:-}" = --tools ]; then
+  in_background 'docs' make --no-print-directory docs
+  in_background 'charts' scripts/charts-test.sh
   step 'connector' scripts/connector-test.sh
   step 'engine API python' scripts/engineapi-python-test.sh
   step 'clients' scripts/e2e-clients.sh
@@ -72,9 +74,8 @@ if [ "${1:-}" = --tools ]; then
   step 'console' scripts/console-test.sh
   step 'observability' make --no-print-directory observability-test
   step 'traces' scripts/traces_test.py
-  step 'docs' make --no-print-directory docs
+  step 'docs and charts' await_background
   step 'image' bash -c 'scripts/packages.sh --keep && scripts/image.py && scripts/image_test.py'
-  step 'charts' scripts/charts-test.sh
   printf '\nall steps passed in %ss\n' "$SECONDS"
   exit
 fi
