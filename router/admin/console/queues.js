@@ -6,7 +6,7 @@ import { title } from "./requests.js";
 import { Table } from "./table.js";
 
 const heading = name => words(name[0].toUpperCase() + name.slice(1));
-const words = name => name.replace(/_ns$/, ", ms").replaceAll("_", " ");
+const words = name => name.replace(/_[nm]s$/, ", ms").replaceAll("_", " ");
 
 // shown formats a value by its type and by the unit at the end of its name.
 function shown(name, v) {

@@ -50,7 +50,7 @@ export const requests = {
 
   mount(root, s, { refresh }) {
     const fields = {
-      model: choice("any"), worker: text("worker or worker/rank", "worker-ids"), key: choice("any"),
+      model: choice("any"), worker: text("worker or rank", "worker-ids"), key: choice("any"),
       class: choice("any"), tenant: text("any"), outcome: choice(), slow: text("ms"),
     };
     fields.outcome.replaceChildren(...OUTCOMES.map(([v, label]) => option(v, label)));
