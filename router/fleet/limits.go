@@ -1,6 +1,10 @@
 package fleet
 
-import "sluice/router/worker"
+import (
+	"math"
+
+	"sluice/router/worker"
+)
 
 // AtCapacity reports whether a rank accepts no more requests now: it or its worker is at a bound,
 // or it is half open with a running request.
@@ -28,6 +32,18 @@ func (f *Fleet) ExcessRequests(r *worker.Rank) (n int64) {
 		n = max(n, inFlight(r.Worker)-limit+1)
 	}
 	return max(n, 0)
+}
+
+// RoomOf returns how many more requests a rank and its worker may have, math.MaxInt64 without a bound.
+func (f *Fleet) RoomOf(r *worker.Rank) int64 {
+	room := int64(math.MaxInt64)
+	if limit := f.requestLimit(r); limit > 0 {
+		room = limit - r.Requests.Load()
+	}
+	if limit := r.Worker.Spec.MaxRequests; limit > 0 {
+		room = min(room, int64(limit)-int64(inFlight(r.Worker)))
+	}
+	return max(room, 0)
 }
 
 // HalfOpenBusy reports whether a rank is half open with a running request, whose result decides

@@ -3,6 +3,9 @@ package pd
 import (
 	"fmt"
 	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/front"
@@ -283,6 +286,7 @@ func (q *request) releaseAdmitted() {
 		p.joint.Decode.Reservation.Release()
 	}
 	*p = chosenPrefill{}
+	q.endUndecided()
 }
 
 // hasCapacity reports whether the legs of the plan could start now. It returns true if a leg has no
@@ -292,7 +296,57 @@ func (q *request) hasCapacity() bool {
 		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
 	}
 	prefill := q.nextSelected(q.plan.Prefill)
-	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.anyFree(schedule.DecodeLeg, q.plan.Decode))
+	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.decodeHasRoom())
+}
+
+// decodeHasRoom reports whether a decode rank could start the request beside those whose prompts are
+// being computed: they will need decode ranks that they have not chosen yet.
+func (q *request) decodeHasRoom() bool {
+	undecided := q.r.undecided.of(q.pool.Model).Load()
+	if q.isUndecided != nil {
+		undecided--
+	}
+	if undecided <= 0 {
+		return q.anyFree(schedule.DecodeLeg, q.plan.Decode)
+	}
+	room := int64(0)
+	for _, r := range q.plan.Decode {
+		if !q.isFree(schedule.DecodeLeg, r) {
+			continue
+		}
+		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
+		if room += min(n, undecided+1); room > undecided {
+			return true
+		}
+	}
+	return false
+}
+
+// undecided counts, by model, the requests with two legs whose prompt is being computed and whose decode
+// rank has not been chosen.
+type undecided struct{ byModel sync.Map }
+
+func (u *undecided) of(model string) *atomic.Int64 {
+	if n, ok := u.byModel.Load(model); ok {
+		return n.(*atomic.Int64)
+	}
+	n, _ := u.byModel.LoadOrStore(strings.Clone(model), new(atomic.Int64))
+	return n.(*atomic.Int64)
+}
+
+// beginUndecided counts the request as one whose decode rank will be chosen later.
+func (q *request) beginUndecided() {
+	if q.isUndecided == nil {
+		q.isUndecided = q.r.undecided.of(q.pool.Model)
+		q.isUndecided.Add(1)
+	}
+}
+
+func (q *request) endUndecided() {
+	if q.isUndecided != nil {
+		q.isUndecided.Add(-1)
+		q.isUndecided = nil
+	}
 }
 
 func (q *request) anyFree(leg schedule.LegKind, ranks []*worker.Rank) bool {
@@ -411,6 +465,9 @@ func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
 	}
 	c, ok := q.choose(schedule.PrefillLeg, q.notifyingCandidates(candidates))
 	q.reservedPrefill.choice = c
+	if ok {
+		q.beginUndecided()
+	}
 	return ok
 }
 

@@ -99,7 +99,9 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 		}
 	}
 	if !chosen {
-		prefill, chosen = q.choose(schedule.PrefillLeg, candidates)
+		if prefill, chosen = q.choose(schedule.PrefillLeg, candidates); chosen && q.class != nil {
+			q.beginUndecided()
+		}
 	}
 	if !chosen {
 		switch waited, answered := q.awaitLimits(q.plan.Prefill); {

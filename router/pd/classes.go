@@ -5,6 +5,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/front"
@@ -155,7 +156,8 @@ type admissionPart struct {
 	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
-	preemption      *preemption // nil: it has asked no stream to give way
+	preemption      *preemption   // nil: it has asked no stream to give way
+	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
 }
 
 // readAdmission finds the class, the tenant, the targets and the deadline of the request. It answers

@@ -153,6 +153,7 @@ func (q *request) reserveDecode() bool {
 	}
 	var ok bool
 	q.reservedDecode, ok = q.choose(schedule.DecodeLeg, q.plan.Decode)
+	q.endUndecided()
 	q.handover.Decode = q.reservedDecode.Rank
 	return ok
 }
@@ -160,6 +161,7 @@ func (q *request) reserveDecode() bool {
 // acquireDecode returns the reserved choice once. It makes a new choice if there is none, or if the
 // reserved rank was removed or has failed and no handle names it.
 func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
+	defer q.endUndecided()
 	candidates := q.candidates(leg)
 	if c := q.reservedDecode; c.Rank != nil {
 		q.reservedDecode = schedule.Choice{}

@@ -152,6 +152,7 @@ type Runner struct {
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
 	admission            *admission.Controller
 	emptySince           map[string]time.Time // by model: since when waiting requests have had no worker; used by the dispatcher alone
+	undecided            undecided
 	migratable           migratableStreams
 	stored               storedResponses
 	probes               abort.Probes

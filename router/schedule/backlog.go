@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"math"
 	"time"
 
 	"sluice/router/worker"
@@ -118,6 +119,26 @@ func FreeKV(r *worker.Rank, blocks int64) {
 	if usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks; usage > 0 && total > 0 {
 		r.SetKVUsage(max(usage-float64(blocks)/float64(total), 0))
 	}
+}
+
+// KVRoom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them;
+// math.MaxInt64 if the engine reports no usage.
+func KVRoom(r *worker.Rank, todo, maxTokens int) int64 {
+	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
+	if usage < 0 || total <= 0 {
+		return math.MaxInt64
+	}
+	free := int64((1-min(usage, 1))*float64(total)) - r.PrefillTokens.Load()/int64(sizeOf(r))
+	return max(free/int64(max(blocksFor(r, todo, outputTokens(maxTokens)), 1)), 0)
+}
+
+// BatchRoom returns how many more requests the engine of a rank can run, math.MaxInt64 if its batch is
+// unknown.
+func BatchRoom(r *worker.Rank) int64 {
+	if batch := r.Pace.Batch(); batch > 0 {
+		return max(batch-r.Requests.Load(), 1) // IsBatchFull may have allowed one ahead
+	}
+	return math.MaxInt64
 }
 
 // ExpectedOutput returns the number of tokens that a request with a limit of maxTokens is expected to

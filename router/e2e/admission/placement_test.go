@@ -1,0 +1,168 @@
+package admission
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/bench/testwait"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// rankOf returns the rank of a worker that has one.
+func rankOf(t *testing.T, r *harness.Router, id string) *worker.Rank {
+	t.Helper()
+	for _, k := range r.AllRanks() {
+		if k.ID.Worker == id {
+			return k
+		}
+	}
+	t.Fatalf("there is no worker %s", id)
+	return nil
+}
+
+// startTwo starts a router over two engines, of which the one with the returned rank holds the prefix of prompt.
+func startTwo(t *testing.T, prompt string, configure func(*config.Config)) (r *harness.Router, holder, other *worker.Rank, engines []*sim.Engine) {
+	t.Helper()
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	r = harness.StartRouter(t, configure, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
+	answer := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt))
+	if answer.Status != 200 {
+		t.Fatalf("status %d: %s", answer.Status, answer.Body)
+	}
+	holder, other = rankOf(t, r, "a"), rankOf(t, r, "b")
+	if answer.Header.Get("X-Sluice-Worker") == "b" {
+		holder, other = other, holder
+	}
+	testwait.UntilWithin(t, 20*time.Second, "the prefix is in the index and the load has ended", func() bool {
+		return holder.CachedBlocks.Load() > 0 && holder.Requests.Load() == 0
+	})
+	return r, holder, other, []*sim.Engine{a, b}
+}
+
+// TestWaitForPrefix: a request waits for the full rank that holds its prefix, but no longer than
+// affinity_wait, and not if the forecast there is later.
+func TestWaitForPrefix(t *testing.T) {
+	t.Parallel()
+	prompt := harness.PromptWords(1500, 1)
+	for _, c := range []struct {
+		name string
+		wait time.Duration
+		// frees: the holder has capacity again while the request waits. busy: its queue is longer than the prompt
+		// takes elsewhere.
+		frees, busy bool
+		isHolder    bool
+	}{
+		{"the holder becomes free", time.Minute, true, false, true},
+		{"the holder stays full", 300 * time.Millisecond, false, false, false},
+		{"the holder's queue is long", time.Minute, false, true, false},
+		{"no wait", 0, false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, holder, other, engines := startTwo(t, prompt, func(cfg *config.Config) {
+				oneAtATime(cfg)
+				cfg.Admission.AffinityWait = c.wait
+			})
+			holder.Requests.Add(1)
+			other.Requests.Add(1) // so that it waits
+			if c.busy {
+				holder.PendingWork.Add(int64(time.Minute))
+			}
+			var answer *harness.Answer
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				answer = harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), "X-Request-Id", "waits")
+			}()
+			testwait.UntilWithin(t, 20*time.Second, "it waits", func() bool { return waiting(r, "default") == 1 })
+			free := time.Now()
+			other.Requests.Add(-1)
+			if c.frees {
+				testwait.Holds(t, 150*time.Millisecond, "it waits for the holder", func() bool { return waiting(r, "default") == 1 })
+				holder.Requests.Add(-1)
+			}
+			<-done
+			took := time.Since(free)
+			if !c.frees {
+				holder.Requests.Add(-1)
+			}
+			if c.busy {
+				holder.PendingWork.Add(-int64(time.Minute))
+			}
+			want := other
+			if c.isHolder {
+				want = holder
+			}
+			if got := answer.Header.Get("X-Sluice-Worker"); answer.Status != 200 || got != want.ID.Worker {
+				t.Errorf("status %d from worker %s; want 200 from %s; notes %v", answer.Status, got, want.ID.Worker, r.Outcome(t, "waits").Notes)
+			}
+			if bounded := c.wait < time.Minute; bounded && took < c.wait {
+				t.Errorf("it went elsewhere after %v; want at least %v", took, c.wait)
+			}
+			wantEmpty(t, r, engines...)
+		})
+	}
+}
+
+// TestPrefersRanksWithinTarget: a rank on which a token is expected to take longer than the request's target is
+// left out, although it holds the prefix, unless all do.
+func TestPrefersRanksWithinTarget(t *testing.T) {
+	t.Parallel()
+	prompt := harness.PromptWords(1500, 2)
+	r, holder, other, engines := startTwo(t, prompt, nil)
+	send := func(id string, headers ...string) string {
+		t.Helper()
+		answer := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), append(headers, "X-Request-Id", id)...)
+		if answer.Status != 200 {
+			t.Fatalf("%s: status %d: %s", id, answer.Status, answer.Body)
+		}
+		return answer.Header.Get("X-Sluice-Worker")
+	}
+	if got := send("no target"); got != holder.ID.Worker {
+		t.Fatalf("without a target worker %s served it; want %s, which holds the prefix", got, holder.ID.Worker)
+	}
+	const blocks = 1 << 30 // that are decoded there
+	holder.DecodeBlocks.Add(blocks)
+	got := send("target", "x-llm-d-slo-tpot-ms", "1000")
+	if notes := fmt.Sprint(r.Outcome(t, "target").Notes); got != other.ID.Worker || !strings.Contains(notes, "were left out") {
+		t.Errorf("with a target worker %s served it, notes %s; want %s, and a note that a rank was left out", got, notes, other.ID.Worker)
+	}
+	other.DecodeBlocks.Add(blocks)
+	send("all slow", "x-llm-d-slo-tpot-ms", "1000") // better a slow rank than none
+	holder.DecodeBlocks.Add(-blocks)
+	other.DecodeBlocks.Add(-blocks)
+	wantEmpty(t, r, engines...)
+}
+
+// TestDecodeRanksOfPromptsAreCounted: no more prompts are computed at a time than decode ranks can take, although
+// a request chooses its decode rank only when its prompt has been computed.
+func TestDecodeRanksOfPromptsAreCounted(t *testing.T) {
+	t.Parallel()
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	decode := harness.SimWorker(d, worker.Decode, "d0")
+	decode.RankRequests = 2
+	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), decode)
+	release := hang(p)
+	defer release()
+	var o clients
+	for i := range 6 {
+		o.send(t, r, fmt.Sprint("r", i))
+		n := i + 1
+		testwait.UntilWithin(t, 20*time.Second, "it is dispatched or waits", func() bool {
+			return len(harness.GenerateRequests(p))+waiting(r, "default") == n
+		})
+	}
+	if prompts := len(harness.GenerateRequests(p)); prompts != 2 {
+		t.Errorf("%d prompts are computed for a decode rank with two places; want 2", prompts)
+	}
+	release()
+	if o.wg.Wait(); len(o.refused) > 0 || len(harness.GenerateRequests(d)) != 6 {
+		t.Errorf("decode served %d requests, refused %v; want all 6", len(harness.GenerateRequests(d)), o.refused)
+	}
+	wantEmpty(t, r, p, d)
+}
