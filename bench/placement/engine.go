@@ -3,8 +3,6 @@ package placement
 import (
 	"container/heap"
 	"time"
-
-	"sluice/router/blockhash"
 )
 
 // Engine is the model of an engine: one rank with a finite cache, which computes in steps.
@@ -16,7 +14,7 @@ import (
 // and SGLang. A request that does not fit waits; the model has no preemption.
 type engine struct {
 	opt   *EngineOptions
-	cache cache
+	cache *cache
 
 	waiting []*running
 	prefill []*running // begun, prompt not computed
@@ -47,12 +45,12 @@ var DefaultEngine = EngineOptions{StepBase: 8 * time.Millisecond, StepPrefill: 5
 type running struct {
 	req      *Request
 	done     func(first bool, cached int)
-	blocks   []blockhash.Seq // prompt and generated
-	pinned   int             // of blocks, those that are in the cache on its behalf
-	private  int             // blocks reserved and not in the cache
-	cached   int             // tokens
-	computed int             // tokens of the prompt that are computed or cached
-	last     int             // step of its last token
+	blocks   []int32 // prompt and generated, by their numbers
+	pinned   int     // of blocks, those that are in the cache on its behalf
+	private  int     // blocks reserved and not in the cache
+	cached   int     // tokens
+	computed int     // tokens of the prompt that are computed or cached
+	last     int     // step of its last token
 }
 
 type finishHeap []*running
@@ -70,9 +68,7 @@ func (h *finishHeap) Pop() any {
 
 // add queues a request. done is called at its first token and at its end.
 func (e *engine) add(r *Request, done func(first bool, cached int)) {
-	x := &running{req: r, done: done, blocks: make([]blockhash.Seq, 0, len(r.Blocks)+len(r.Generated))}
-	x.blocks = append(append(x.blocks, r.Blocks...), r.Generated...)
-	e.waiting = append(e.waiting, x)
+	e.waiting = append(e.waiting, &running{req: r, done: done, blocks: r.numbers})
 	e.requests++
 }
 
@@ -100,7 +96,7 @@ func (e *engine) unfinished() (n int) {
 
 // admit gives a request its blocks. It returns false if they do not fit.
 func (e *engine) admit(x *running) bool {
-	depth := min(e.cache.depth(x.req.Blocks), (x.req.Prompt-1)/e.cache.blockTokens) // the last token is always computed
+	depth := min(e.cache.depth(x.blocks[:len(x.req.Blocks)]), (x.req.Prompt-1)/e.cache.blockTokens) // the last token is always computed
 	need := (x.req.Prompt + x.req.Output + e.cache.blockTokens - 1) / e.cache.blockTokens
 	if !e.cache.reserve(x.blocks[:depth], need-depth) && len(e.prefill)+len(e.decode) > 0 {
 		return false // alone, it runs without space for all of its blocks
@@ -160,10 +156,11 @@ func (e *engine) finish(x *running) {
 type cache struct {
 	blockTokens int
 	capacity    int
-	reserved    int // blocks of running requests that have no content to share
-	used        int // blocks in cells with references
-	index       map[blockhash.Seq]int32
-	cells       []cell // 0 is the head of the list of cells without references: next is the newest
+	reserved    int     // blocks of running requests that have no content to share
+	used        int     // blocks in cells with references
+	index       []int32 // cell of each block by its number; 0 none
+	cached      int     // blocks in cells
+	cells       []cell  // 0 is the head of the list of cells without references: next is the newest
 	free        []int32
 
 	// Changes since they were last taken, in their order.
@@ -171,7 +168,7 @@ type cache struct {
 }
 
 type cell struct {
-	seq        blockhash.Seq
+	block      int32
 	refs       int32
 	prev, next int32
 }
@@ -179,22 +176,23 @@ type cell struct {
 // change is one event of a cache: blocks stored behind a parent, or removed.
 type change struct {
 	removed   bool
-	parent    blockhash.Seq
+	parent    int32
 	hasParent bool
-	blocks    []blockhash.Seq
+	blocks    []int32
 }
 
-func newCache(blockTokens, tokens int) cache {
-	return cache{blockTokens: blockTokens, capacity: tokens / blockTokens, index: map[blockhash.Seq]int32{}, cells: make([]cell, 1)}
+// newCache makes an empty cache for blocks with numbers below numbers.
+func newCache(numbers, blockTokens, tokens int) *cache {
+	return &cache{blockTokens: blockTokens, capacity: tokens / blockTokens, index: make([]int32, numbers), cells: make([]cell, 1)}
 }
 
 // usage is the share of blocks that running requests use.
 func (c *cache) usage() float64 { return min(1, float64(c.used+c.reserved)/float64(c.capacity)) }
 
 // depth returns how many leading blocks are cached.
-func (c *cache) depth(blocks []blockhash.Seq) int {
+func (c *cache) depth(blocks []int32) int {
 	for i, s := range blocks {
-		if _, ok := c.index[s]; !ok {
+		if c.index[s] == 0 {
 			return i
 		}
 	}
@@ -203,7 +201,7 @@ func (c *cache) depth(blocks []blockhash.Seq) int {
 
 // reserve pins cached blocks and reserves space for new ones. It returns false, with nothing
 // changed, if they do not fit.
-func (c *cache) reserve(cached []blockhash.Seq, more int) bool {
+func (c *cache) reserve(cached []int32, more int) bool {
 	pins := 0
 	for _, s := range cached {
 		if c.cells[c.index[s]].refs == 0 {
@@ -231,12 +229,13 @@ func (c *cache) pin(n int32) {
 
 // evict removes the least recently used blocks until everything fits.
 func (c *cache) evict() {
-	var gone []blockhash.Seq
-	for len(c.index)+c.reserved > c.capacity && c.cells[0].prev != 0 {
+	var gone []int32
+	for c.cached+c.reserved > c.capacity && c.cells[0].prev != 0 {
 		n := c.cells[0].prev
 		c.unlink(n)
-		delete(c.index, c.cells[n].seq)
-		gone = append(gone, c.cells[n].seq)
+		c.index[c.cells[n].block] = 0
+		c.cached--
+		gone = append(gone, c.cells[n].block)
 		c.free = append(c.free, n)
 	}
 	if len(gone) > 0 {
@@ -246,7 +245,7 @@ func (c *cache) evict() {
 
 // store makes the blocks from…to of a request, for which space was reserved, available to others.
 // It returns how many of them were not there; of the others the request keeps a copy of its own.
-func (c *cache) store(blocks []blockhash.Seq, from, to int) (stored int) {
+func (c *cache) store(blocks []int32, from, to int) (stored int) {
 	first := -1
 	flush := func(end int) {
 		if first >= 0 {
@@ -259,7 +258,7 @@ func (c *cache) store(blocks []blockhash.Seq, from, to int) (stored int) {
 		first = -1
 	}
 	for i := from; i < to; i++ {
-		if n, ok := c.index[blocks[i]]; ok {
+		if n := c.index[blocks[i]]; n != 0 {
 			flush(i)
 			c.pin(n)
 			continue
@@ -268,8 +267,9 @@ func (c *cache) store(blocks []blockhash.Seq, from, to int) (stored int) {
 			first = i
 		}
 		n := c.newCell()
-		c.cells[n] = cell{seq: blocks[i], refs: 1}
+		c.cells[n] = cell{block: blocks[i], refs: 1}
 		c.index[blocks[i]] = n
+		c.cached++
 		c.used++
 		c.reserved--
 		stored++
@@ -279,7 +279,7 @@ func (c *cache) store(blocks []blockhash.Seq, from, to int) (stored int) {
 }
 
 // release ends the use of blocks and of reserved space.
-func (c *cache) release(blocks []blockhash.Seq, reserved int) {
+func (c *cache) release(blocks []int32, reserved int) {
 	c.reserved -= reserved
 	for i := len(blocks) - 1; i >= 0; i-- {
 		n := c.index[blocks[i]]

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"sluice/router/blockhash"
 )
 
 // checkCache compares a cache's counters and its list with its cells.
@@ -15,30 +13,30 @@ func checkCache(t *testing.T, c *cache) {
 	t.Helper()
 	used, listed := 0, 0
 	for _, n := range c.index {
-		if c.cells[n].refs > 0 {
+		if n != 0 && c.cells[n].refs > 0 {
 			used++
 		}
 	}
 	for n := c.cells[0].next; n != 0; n = c.cells[n].next {
 		listed++
 	}
-	if used != c.used || used+listed != len(c.index) {
-		t.Fatalf("%d blocks in use and %d counted, %d listed, %d in all", used, c.used, listed, len(c.index))
+	if used != c.used || used+listed != c.cached {
+		t.Fatalf("%d blocks in use and %d counted, %d listed, %d in all", used, c.used, listed, c.cached)
 	}
-	if len(c.index)+c.reserved > c.capacity && listed > 0 {
-		t.Fatalf("%d blocks and %d reserved, capacity %d, although %d could be evicted", len(c.index), c.reserved, c.capacity, listed)
+	if c.cached+c.reserved > c.capacity && listed > 0 {
+		t.Fatalf("%d blocks and %d reserved, capacity %d, although %d could be evicted", c.cached, c.reserved, c.capacity, listed)
 	}
 }
 
-func blocksFrom(first, n int) (s []blockhash.Seq) {
+func blocksFrom(first, n int) (s []int32) {
 	for i := range n {
-		s = append(s, blockhash.Seq(first+i))
+		s = append(s, int32(first+i))
 	}
 	return s
 }
 
 // use runs one request on a cache and returns how many blocks it found.
-func use(t *testing.T, c *cache, blocks []blockhash.Seq) int {
+func use(t *testing.T, c *cache, blocks []int32) int {
 	t.Helper()
 	depth := c.depth(blocks)
 	if !c.reserve(blocks[:depth], len(blocks)-depth) {
@@ -52,21 +50,21 @@ func use(t *testing.T, c *cache, blocks []blockhash.Seq) int {
 }
 
 func TestCacheEvictsTheLeastRecentlyUsedEndFirst(t *testing.T) {
-	c := newCache(1, 10)
-	use(t, &c, blocksFrom(100, 4))
-	use(t, &c, blocksFrom(200, 4))
-	if got := use(t, &c, blocksFrom(100, 4)); got != 4 {
+	c := newCache(400, 1, 10)
+	use(t, c, blocksFrom(100, 4))
+	use(t, c, blocksFrom(200, 4))
+	if got := use(t, c, blocksFrom(100, 4)); got != 4 {
 		t.Errorf("found %d blocks, want 4", got)
 	}
 	c.changes = nil
-	use(t, &c, blocksFrom(300, 4)) // two are free; of 200… the end goes
+	use(t, c, blocksFrom(300, 4)) // two are free; of 200… the end goes
 	if got := c.depth(blocksFrom(200, 4)); got != 2 {
 		t.Errorf("%d of the oldest prompt are left, want 2", got)
 	}
 	if got := c.depth(blocksFrom(100, 4)); got != 4 {
 		t.Errorf("%d of the younger prompt are left, want 4", got)
 	}
-	if x := c.changes[0]; !x.removed || !slices.Equal(x.blocks, []blockhash.Seq{203, 202}) {
+	if x := c.changes[0]; !x.removed || !slices.Equal(x.blocks, []int32{203, 202}) {
 		t.Errorf("first change %+v", x)
 	}
 	if x := c.changes[1]; x.removed || x.hasParent || !slices.Equal(x.blocks, blocksFrom(300, 4)) {
@@ -75,7 +73,7 @@ func TestCacheEvictsTheLeastRecentlyUsedEndFirst(t *testing.T) {
 }
 
 func TestCacheKeepsWhatRunningRequestsUse(t *testing.T) {
-	c := newCache(1, 10)
+	c := newCache(400, 1, 10)
 	if !c.reserve(nil, 8) {
 		t.Fatal("8 of 10 blocks do not fit")
 	}
@@ -93,12 +91,12 @@ func TestCacheKeepsWhatRunningRequestsUse(t *testing.T) {
 		t.Errorf("%d stored again, %d reserved", n, c.reserved)
 	}
 	c.release(blocksFrom(1, 4), 0)
-	checkCache(t, &c)
+	checkCache(t, c)
 	if c.used != 4 {
 		t.Errorf("%d blocks in use after the first request, want 4", c.used)
 	}
 	c.release(blocksFrom(1, 4), 4)
-	checkCache(t, &c)
+	checkCache(t, c)
 	if c.used != 0 || c.reserved != 0 || c.depth(blocksFrom(1, 4)) != 4 {
 		t.Errorf("after both: %d in use, %d reserved, %d cached", c.used, c.reserved, c.depth(blocksFrom(1, 4)))
 	}

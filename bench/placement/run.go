@@ -32,6 +32,8 @@ type Variant struct {
 	Options schedule.Options
 	// Fixed, if not nil, is the engine of each request of the trace; the scheduler is not asked.
 	Fixed []int
+	// Pooled gives all engines one cache as large as theirs together: what one has computed, all have.
+	Pooled bool
 }
 
 // Result is the outcome of one run. The first requests of the trace, which fill the caches, do not
@@ -68,6 +70,7 @@ type run struct {
 	index     kvindex.Index
 	ranks     []*worker.Rank
 	engines   []*engine
+	pool      *cache // nil: each engine has its own
 	overlaps  []schedule.SizedOverlap
 	next      int // request of a closed loop
 	open      int
@@ -108,9 +111,13 @@ func (h *eventQueue) Pop() any {
 // because the scheduler measures times.
 func Run(t *Trace, o Options, v Variant) Result {
 	r := &run{o: o, v: v, t: t, began: time.Now(), index: kvindex.New(kvindex.Options{MaxBytes: 4 << 30}), overlaps: make([]schedule.SizedOverlap, 1)}
-	v.Options.Seed, v.Options.Explain = 1, -1
+	v.Options.Explain = -1
+	t.number()
 	r.scheduler = schedule.New(v.Options)
 	r.overlaps[0].BlockSize = t.BlockTokens
+	if v.Pooled {
+		r.pool = newCache(len(t.seqs), t.BlockTokens, o.KVTokens*o.Engines)
+	}
 	for i := range o.Engines {
 		w := worker.New(worker.Spec{ID: fmt.Sprintf("engine-%d", i), BlockSize: t.BlockTokens})
 		w.SetInfo(&worker.Info{TotalBlocks: o.KVTokens / t.BlockTokens})
@@ -119,7 +126,11 @@ func Run(t *Trace, o Options, v Variant) Result {
 		k.Feed.Store(uint32(worker.FeedLive))
 		k.EventBlockSize.Store(int64(t.BlockTokens))
 		r.ranks = append(r.ranks, k)
-		r.engines = append(r.engines, &engine{opt: &r.o.Engine, cache: newCache(t.BlockTokens, o.KVTokens)})
+		e := &engine{opt: &r.o.Engine, cache: r.pool}
+		if e.cache == nil {
+			e.cache = newCache(len(t.seqs), t.BlockTokens, o.KVTokens)
+		}
+		r.engines = append(r.engines, e)
 	}
 	r.after(0, r.scrape)
 	if o.Speed > 0 {
@@ -224,9 +235,18 @@ func (r *run) step(slot int) {
 	}
 	r.after(d, func() {
 		e.end()
-		if changes := e.cache.changes; len(changes) > 0 {
-			e.cache.changes = nil
-			r.after(eventDelay, func() { r.apply(worker.Slot(slot), changes) })
+		changes := e.cache.changes
+		e.cache.changes = nil
+		if len(changes) > 0 {
+			r.after(eventDelay, func() {
+				if r.pool == nil {
+					r.apply(worker.Slot(slot), changes)
+					return
+				}
+				for i := range r.ranks {
+					r.apply(worker.Slot(i), changes)
+				}
+			})
 		}
 		if !e.busy {
 			r.step(slot)
@@ -238,16 +258,21 @@ func (r *run) step(slot int) {
 func (r *run) apply(slot worker.Slot, changes []change) {
 	for i := range changes {
 		c := &changes[i]
-		hashes := make([]kvindex.EngineHash, len(c.blocks))
-		for k, s := range c.blocks {
+		seqs := r.t.seqsOf(c.blocks)
+		hashes := make([]kvindex.EngineHash, len(seqs))
+		for k, s := range seqs {
 			hashes[k] = kvindex.EngineHash(s)
 		}
 		if c.removed {
 			r.index.Remove(slot, kvindex.Device, hashes)
 			continue
 		}
-		r.index.(kvindex.Importer).Import(slot, &kvindex.Exported{HasParent: c.hasParent, Parent: kvindex.EngineHash(c.parent), ParentSeq: c.parent,
-			Engine: hashes, Seqs: slices.Clone(c.blocks)})
+		x := kvindex.Exported{HasParent: c.hasParent, Engine: hashes, Seqs: seqs}
+		if c.hasParent {
+			x.ParentSeq = r.t.seqs[c.parent]
+			x.Parent = kvindex.EngineHash(x.ParentSeq)
+		}
+		r.index.(kvindex.Importer).Import(slot, &x)
 	}
 	r.ranks[slot].CachedBlocks.Store(int64(r.index.CachedBlocks(slot)))
 }
@@ -313,16 +338,17 @@ func Bound(t *Trace, o Options) (b Bounds) {
 
 // sequential is the cached share with one cache.
 func sequential(t *Trace, tokens int) float64 {
-	c := newCache(t.BlockTokens, tokens)
+	t.number()
+	c := newCache(len(t.seqs), t.BlockTokens, tokens)
 	prompt, cached := 0, 0
 	for i := range t.Requests {
 		q := &t.Requests[i]
-		depth := min(c.depth(q.Blocks), (q.Prompt-1)/t.BlockTokens)
+		depth := min(c.depth(q.numbers[:len(q.Blocks)]), (q.Prompt-1)/t.BlockTokens)
 		if i >= int(warmShare*float64(len(t.Requests))) {
 			prompt += q.Prompt
 			cached += depth * t.BlockTokens
 		}
-		all := append(slices.Clone(q.Blocks), q.Generated...)
+		all := q.numbers
 		c.reserve(all[:depth], len(all)-depth)
 		n := c.store(all, depth, len(all))
 		c.release(all, len(all)-depth-n)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"sluice/router/blockhash"
@@ -15,6 +16,10 @@ type Trace struct {
 	Name        string
 	BlockTokens int // tokens per block
 	Requests    []Request
+
+	// Set by number: the block of each number.
+	numbered sync.Once
+	seqs     []blockhash.Seq
 }
 
 // Request is one request of a Trace.
@@ -28,6 +33,8 @@ type Request struct {
 	// Generated are the full blocks that the output adds. The next prompt of a conversation may
 	// begin with them.
 	Generated []blockhash.Seq
+
+	numbers []int32 // of Blocks and then of Generated, see Trace.number
 }
 
 // mooncakeBlock is the number of tokens that one hash id of a Mooncake trace stands for.
@@ -97,6 +104,37 @@ func mix(z uint64) uint64 {
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
 	z = (z ^ (z >> 27)) * 0x94D049BB133111EB
 	return z ^ (z >> 31)
+}
+
+// number gives each block of the trace a number from 0, with which caches look it up.
+func (t *Trace) number() {
+	t.numbered.Do(func() {
+		known := map[blockhash.Seq]int32{}
+		for i := range t.Requests {
+			q := &t.Requests[i]
+			q.numbers = make([]int32, 0, len(q.Blocks)+len(q.Generated))
+			for _, blocks := range [][]blockhash.Seq{q.Blocks, q.Generated} {
+				for _, s := range blocks {
+					n, ok := known[s]
+					if !ok {
+						n = int32(len(t.seqs))
+						known[s] = n
+						t.seqs = append(t.seqs, s)
+					}
+					q.numbers = append(q.numbers, n)
+				}
+			}
+		}
+	})
+}
+
+// seqsOf returns the blocks of numbers.
+func (t *Trace) seqsOf(numbers []int32) []blockhash.Seq {
+	s := make([]blockhash.Seq, len(numbers))
+	for i, n := range numbers {
+		s[i] = t.seqs[n]
+	}
+	return s
 }
 
 // promptTokens is the number of prompt tokens of all requests.

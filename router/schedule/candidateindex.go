@@ -147,7 +147,9 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 	defer x.mu.Unlock()
 	var lowMemory []int32
 	common := sizeOf(x.ranks[0])
-	w := &s.currentSettings().weights
+	w := s.currentSettings().weights
+	w.others *= s.othersFactor()
+	u := s.reuse.at(now)
 	for b := range x.blocks {
 		bl := &x.blocks[b]
 		cheapest := [2]uint32{math.MaxUint32, math.MaxUint32}
@@ -155,7 +157,7 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 			r := x.ranks[i]
 			s.rates.expireOwn(r, now)
 			prefill := float64(s.rates.price(r, worker.Prefilling))
-			price := [2]uint32{uint32(w.computing(r) * prefill), uint32(w.prefill * float64(s.rates.price(r, worker.Pulling)))}
+			price := [2]uint32{uint32(w.computing(r, &u) * prefill), uint32(w.prefill * float64(s.rates.price(r, worker.Pulling)))}
 			waiting := int64(w.queue * prefill * float64(tokensOfOthers(r)))
 			total := r.Worker.Info().TotalBlocks
 			lacking := total > 0 && float64(blocksInUse(r, total)) >= pressureThreshold*float64(total) || r.KVUsage() >= pressureThreshold
@@ -186,10 +188,10 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 // computing returns the weight of a token that a rank must compute. In a full cache it displaces
 // another; evaluate counts the displaced tokens, but a pass over many ranks knows only whether there
 // are any.
-func (w *weights) computing(r *worker.Rank) float64 {
+func (w *weights) computing(r *worker.Rank, u *reuse) float64 {
 	weight := w.prefill
 	if total := r.Worker.Info().TotalBlocks; total > 0 && w.eviction > 0 && float64(emptyBlocks(r, total)) < fullThreshold*float64(total) {
-		weight += w.eviction
+		weight += w.eviction * u.chanceOf(r.Slot, total*sizeOf(r))
 	}
 	return weight * (1 + w.others)
 }

@@ -33,7 +33,7 @@ type candidateState struct {
 	host          int32 // of depth, those on the host only
 	disk          int32 // of depth, those on disk only
 	lackingTokens int32 // tokens of this request's blocks that do not fit
-	evicted       int32 // cached tokens of other prompts that this request's new blocks displace
+	evicted       int32 // cached tokens of other prompts that this request's new blocks displace and that are expected to be asked for again
 	feed          worker.FeedState
 	approx        bool // the overlap comes from Approx: text mode or the router's own choices
 	inFlight      bool // the overlap was just sent there; no event has reported it yet
@@ -57,7 +57,9 @@ type choiceContext struct {
 	textOnly      bool             // no tokens were found: Approx applies to every rank
 	leadingWork   worker.Work
 	unseen        bool
-	now           int64 // ns since the scheduler's start
+	reuse         reuse
+	scaled        weights // see scaleOthers
+	now           int64   // ns since the scheduler's start
 }
 
 // weights are the weights of the Options.
@@ -71,6 +73,39 @@ type weights struct {
 func newWeights(o *Options) weights {
 	return weights{overlap: o.OverlapWeight, overlap16: int64(o.OverlapWeight*(1<<16) + 0.5), host: o.HostWeight, disk: o.DiskWeight, inFlight: o.InFlightWeight,
 		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight, eviction: o.EvictionWeight, others: o.OthersWeight}
+}
+
+// A computed token delays the requests that arrive while it is computed and until its rank has caught
+// up: as many as the share of time that ranks are busy, relative to the share that they are not. The
+// weight applies in full from a busy share of 0.8, and by its least part up to one of a third.
+const (
+	othersPerBusy  = 0.25
+	leastOthers    = 0.125
+	busyAtStart    = 0.8 // until it is known
+	busyOfOneLook  = 1.0 / 128
+	mostBusyShared = 0.99
+)
+
+// othersFactor returns what applies of the weight of others at the present load.
+func (s *Scheduler) othersFactor() float64 {
+	busy := min(s.busy.load(), mostBusyShared)
+	return min(max(othersPerBusy*busy/(1-busy), leastOthers), 1)
+}
+
+// lookBusy looks at one candidate: whether it computes a prompt of this router.
+func (s *Scheduler) lookBusy(candidates []*worker.Rank, rng *uint64) {
+	busy := 0.0
+	if candidates[randomBelow(rng, len(candidates))].PrefillTokens.Load() > 0 {
+		busy = 1
+	}
+	s.busy.approach(busy, busyOfOneLook)
+}
+
+// scaleOthers applies othersFactor to the weights. f must not be copied afterwards.
+func (f *choiceContext) scaleOthers(s *Scheduler) {
+	f.scaled = *f.weights
+	f.scaled.others *= s.othersFactor()
+	f.weights = &f.scaled
 }
 
 // temperature returns the temperature of a query.
@@ -245,6 +280,14 @@ func depthIn(o *kvindex.Overlap, slot worker.Slot, known int) int {
 	return 0
 }
 
+// tokensKept returns how many tokens of this request the rank's cache has when the leg ends.
+func (f *choiceContext) tokensKept() int {
+	if f.leg == PrefillLeg {
+		return f.prompt
+	}
+	return f.prompt + f.output
+}
+
 // room sets the tokens of this request that do not fit beside the running ones, and those of other
 // prompts that its new blocks displace from the cache.
 func (f *choiceContext) room(r *worker.Rank, t *candidateState) {
@@ -257,13 +300,17 @@ func (f *choiceContext) room(r *worker.Rank, t *candidateState) {
 		output = 0
 	}
 	size, need := sizeOf(r), blocksFor(r, f.prompt, output)
+	fresh := need - int(t.depth-t.host-t.disk)
 	if f.leg != PrefillLeg {
-		lacking := min(need, need-total+blocksInUse(r, total))
+		lacking := fresh - max(0, total-blocksInUse(r, total))
 		t.lackingTokens = int32(min(max(0, lacking)*size, math.MaxInt32))
 	}
 	if f.leg != DecodeLeg && f.weights.eviction > 0 {
-		fresh := need - int(t.depth-t.host-t.disk)
-		t.evicted = int32(min(max(0, fresh-emptyBlocks(r, total))*size, math.MaxInt32))
+		displaced := max(0, fresh-emptyBlocks(r, total)) * size
+		if displaced > 0 {
+			displaced = f.reuse.displaced(r.Slot, displaced, total*size)
+		}
+		t.evicted = int32(min(displaced, math.MaxInt32))
 	}
 }
 

@@ -18,8 +18,8 @@
 //	waiting  = QueueWeight × tokens of others waiting there × prefill rate
 //	decode   = DecodeWeight × blocks reserved on the rank × block rate, each block by the fraction of 256 steps that its request will run
 //	pressure = DecodeWeight × tokens of this request's blocks that do not fit × prefill rate
-//	eviction = EvictionWeight × cached tokens of other prompts that the new blocks displace × prefill rate
-//	others   = OthersWeight × (prefill + pressure + eviction)
+//	eviction = EvictionWeight × cached tokens of other prompts that the new blocks displace and that are expected to be asked for again × prefill rate
+//	others   = OthersWeight × by how busy ranks are × (prefill + pressure + eviction)
 //
 //	prefill leg = prefill + queue + waiting + eviction + others
 //	decode leg  = transfer + decode + pressure + waiting
@@ -46,7 +46,9 @@
 // The waiting tokens of others are what the engine reports beyond this router's own requests, so
 // that no request is counted twice: tokens if the engine reports tokens (load messages), otherwise
 // 1,024 per request. Pressure and eviction apply only if the number of the rank's blocks is known:
-// what does not fit or is displaced is recomputed later. In a large pool they are exact for the
+// what does not fit or is displaced is recomputed later. How much of what is displaced is asked for
+// again is learned from the prompts of choices (reuseTable), how busy ranks are by looking at one
+// candidate with each choice (lookBusy). In a large pool they are exact for the
 // ranks that a record shows and for those with 90 % of their blocks in use; of the others a pass
 // knows only whether the cache is full.
 //

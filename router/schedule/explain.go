@@ -225,8 +225,12 @@ func (d *decision) export(s *Scheduler, terms []candidateState, detail exportDet
 	}
 	for i := range terms {
 		t := &terms[i]
+		terms := s.currentSettings().weights.termsOf(d.leg, int(d.prompt), t)
+		if terms.Others > 0 { // by the load at the choice, which only the cost knows
+			terms.Others = max(0, t.cost-terms.own()-terms.Eviction)
+		}
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,
-			Terms: s.currentSettings().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Terms: terms, Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), InFlight: t.inFlight, Unknown: t.unknown(), Rates: t.rates(),
 			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Evicted: int(t.evicted), Feed: t.feed.String()}
 		if c.Chosen {

@@ -207,11 +207,17 @@ func (l *legScan) scanCandidates(s *Scheduler, q *JointQuery, leg LegKind, candi
 	sc := &l.scratch
 	sc.ctx, sc.rng = s.newChoiceContext(&l.query), s.random()
 	sc.ctx.now = now
+	sc.ctx.scaleOthers(s)
+	sc.ctx.reuse = s.reuse.at(now)
 	sc.recorded = s.records != nil && q.RequestID != ""
 	sc.candidates, l.index = sc.candidates[:0], nil
 	if l.findInFlight(s) {
 		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, now)
 		sc.ctx.inFlight = sc.inFlight
+		if cap(sc.used) == 0 {
+			sc.used = make([]usedPrompt, 0, maxReused)
+		}
+		sc.ctx.reuse.find(sc.used[:0], q.Keys)
 	}
 	if s.usesIndex(&l.query) {
 		if l.index = s.indexes.find(candidates); l.index != nil {
@@ -316,6 +322,10 @@ func (l *legScan) toChoice(s *Scheduler, res *Reservation) Choice {
 	t := l.best()
 	if l.findInFlight(s) {
 		s.inFlight.add(t.rank.Slot, l.query.Keys, t.confirmedBlocks(l.query.KeyTokens), l.scratch.ctx.now, time.Duration(min(l.scratch.ctx.ownTime(t)*nsPerMS, float64(maxInFlight)))+eventLag)
+		l.scratch.ctx.reuse.place(t.rank.Slot, l.query.Keys, l.scratch.ctx.tokensKept(), int(t.cached))
+	}
+	if l.scratch.ctx.leg != DecodeLeg {
+		s.lookBusy(l.query.Candidates, &l.scratch.rng)
 	}
 	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 }

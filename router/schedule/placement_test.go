@@ -191,7 +191,7 @@ func TestExplainShowsWhatOthersPay(t *testing.T) {
 		if want := 0.5 * 0.1 * float64(evicted); p.Eviction < want-1e-9 || p.Eviction > want+1e-9 {
 			t.Errorf("%s: eviction %v, want %v", x.Rank, p.Eviction, want)
 		}
-		if want := 4 * (p.Prefill + p.Eviction + p.Pressure); p.Others < want-1e-9 || p.Others > want+1e-9 {
+		if want := 4 * (p.Prefill + p.Eviction + p.Pressure); p.Others < want-0.001 || p.Others > want+0.001 {
 			t.Errorf("%s: others %v, want %v", x.Rank, p.Others, want)
 		}
 		if d := p.sum() - x.Cost; d > 0.001 || d < -0.001 {

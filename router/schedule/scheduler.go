@@ -19,8 +19,9 @@ type Options struct {
 	// device. InFlightWeight is the same for tokens just sent to a rank that no event has reported
 	// yet; 0 disables it.
 	HostWeight, DiskWeight, InFlightWeight float64
-	// EvictionWeight is how likely a token that leaves a full cache is asked for again. OthersWeight
-	// is what other requests pay for a token that is computed, as a multiple of what its own pays.
+	// EvictionWeight is the value of a cached token that a placement displaces and that is expected to
+	// be asked for again, relative to one that is computed. OthersWeight is what other requests pay for
+	// a token that is computed, as a multiple of what its own pays, while ranks are busy.
 	EvictionWeight, OthersWeight float64
 	// Rates above 0 are fixed, the others learned.
 	Rates Rates
@@ -51,6 +52,8 @@ type Scheduler struct {
 	settings     atomic.Pointer[settings]
 	rates        rates
 	inFlight     *inFlightTable
+	reuse        *reuseTable
+	busy         atomicFloat // share of ranks that compute a prompt
 	records      *recordRing // nil: no records
 	load         *loadCounters
 	ended        func(string, Outcome)
@@ -100,12 +103,14 @@ type scratch struct {
 	buf        [maxEncodedTerm * (maxAllRecorded + 3)]byte
 	costs      []float64 // of all candidates, for the temperature only
 	inFlight   []inFlightBlocks
+	used       []usedPrompt
 }
 
 // New returns a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{inFlight: newInFlightTable(), clock: monotime.StartClock(), ended: opt.OnEnd}
+	s := &Scheduler{inFlight: newInFlightTable(), reuse: newReuseTable(), clock: monotime.StartClock(), ended: opt.OnEnd}
 	s.rates.init()
+	s.busy.store(busyAtStart)
 	s.Reload(opt)
 	s.load = new(loadCounters)
 	if opt.Seed == 0 {
@@ -119,7 +124,7 @@ func New(opt Options) *Scheduler {
 		s.records = newRecordRing(opt.Explain)
 	}
 	s.scratch.New = func() *scratch {
-		sc := &scratch{candidates: make([]candidateState, 0, maxAllRecorded), inFlight: make([]inFlightBlocks, 0, maxInFlightRanks)}
+		sc := &scratch{candidates: make([]candidateState, 0, maxAllRecorded), inFlight: make([]inFlightBlocks, 0, maxInFlightRanks), used: make([]usedPrompt, 0, maxReused)}
 		sc.encoded = sc.buf[:0]
 		return sc
 	}
@@ -135,11 +140,14 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	f, rng := &sc.ctx, &sc.rng
 	*f, *rng = s.newChoiceContext(q), s.random()
 	f.now = s.now()
+	f.scaleOthers(s)
+	f.reuse = s.reuse.at(f.now)
 	sc.recorded, sc.atSession = s.records != nil && q.RequestID != "", false
 	awaits := f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.currentSettings().policy == byCost
 	if awaits {
 		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
 		f.inFlight = sc.inFlight
+		f.reuse.find(sc.used[:0], q.Keys)
 	}
 	lost := 0
 	res := q.Reservation
@@ -164,9 +172,13 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	}
 	if ok {
 		t := &sc.best
+		if q.Leg != DecodeLeg {
+			s.lookBusy(q.Candidates, rng)
+		}
 		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 		if awaits && t.rank.MayCache() {
 			s.inFlight.add(t.rank.Slot, q.Keys, t.confirmedBlocks(q.KeyTokens), f.now, time.Duration(min(f.ownTime(t)*nsPerMS, float64(maxInFlight)))+eventLag)
+			f.reuse.place(t.rank.Slot, q.Keys, f.tokensKept(), int(t.cached))
 		}
 	}
 	if sc.recorded {
@@ -203,9 +215,10 @@ func reservationFor(res *Reservation) *Reservation {
 	return res
 }
 
-// Forget removes the in-flight blocks of a rank whose engine has restarted or left.
+// Forget removes what is known of the cache of a rank whose engine has restarted or left.
 func (s *Scheduler) Forget(slot worker.Slot) {
 	s.inFlight.remove(slot)
+	s.reuse.forget(slot)
 }
 
 // now is the scheduler's clock, ns since its start.
