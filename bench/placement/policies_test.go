@@ -300,7 +300,7 @@ make policies TRACE=FILE        # a trace in the format of Mooncake's FAST'25 re
 %s
 - **KV-aware** is the default.
 - **Own time only** is the same with ` + "`schedule.others_weight` and `schedule.eviction_weight`" + ` 0: each request minimises its own time ([scheduler.md](scheduler.md#what-others-pay)).
-- **One cache for all** gives the eight engines one cache of their size together. No placement finds more at these times. It finds less than the ideal because a prompt can arrive before the one that it continues has been computed: a load is reached by making the times of a trace shorter, so that the pauses between turns become shorter too.
+- **One cache for all** gives the eight engines one cache of their size together. It shows about how much a placement can find at these times. That is less than the ideal, because a prompt can arrive before the one that it continues has been computed: a load is reached by making the times of a trace shorter, so that the pauses between turns become shorter too.
 - The **oracle** knows the trace. It gives each prefix family one engine and balances their prompt tokens, but does not see the load of the moment.
 - 100 %% load is what round robin does in a closed loop of 128 requests. The first fifth of a trace fills the caches and is not measured.
 - Figures are the median of five seeds and, in brackets, their range. The weights were chosen with other seeds.
