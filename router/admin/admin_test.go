@@ -2,10 +2,12 @@ package admin
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -598,6 +600,25 @@ func TestRuntimeFile(t *testing.T) {
 	g.Close(t.Context())
 	if _, err := os.Stat(g.RuntimeFile()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file outlives its router: %v", err)
+	}
+}
+
+// TestRuntimeFolderNotWritable: without a place for the default runtime file the server warns and serves.
+func TestRuntimeFolderNotWritable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", file) // no folder can be made in a file, whoever runs the test
+	var log bytes.Buffer
+	f := start(t, func(o *Options) {
+		o.RuntimeFile, o.Log = "", slog.New(slog.NewTextHandler(&log, nil))
+	})
+	if f.RuntimeFile() != "" || !strings.Contains(log.String(), "cannot write the runtime file") {
+		t.Errorf("runtime file %q, log %q; want none and a warning", f.RuntimeFile(), log.String())
+	}
+	if status, _, body := f.call(t, "GET", "/admin/v1/status", bearer(testToken)); status != 200 {
+		t.Errorf("status %d %s; want 200", status, body)
 	}
 }
 

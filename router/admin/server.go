@@ -160,10 +160,14 @@ func New(opt Options) (*Server, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &Server{opt: opt, log: opt.Log, ln: ln, guard: newTokenGuard(token), started: time.Now(), stop: stop}
 	if !opt.DeferRuntimeFile {
-		if err := s.WriteRuntimeFile(); err != nil {
+		switch err := s.WriteRuntimeFile(); {
+		case err == nil:
+		case opt.RuntimeFile != "": // the operator's choice, which something else may rely on
 			stop()
 			ln.Close()
 			return nil, err
+		default: // such as a read-only file system; requests do not need the file
+			opt.Log.Warn("cannot write the runtime file: commands such as sluice explain, reload and restart do not find this router (admin.runtime_file names another file or off)", "error", err)
 		}
 	}
 	s.hub = newHub(opt.Scheduler)

@@ -92,7 +92,8 @@ type Admin struct {
 	Listen string `yaml:"listen"`              // loopback address of the admin API and console, or "off" [127.0.0.1:9901]
 	Token  string `yaml:"token" secret:"true"` // bearer token of the admin API, 16 characters or more; never logged [$SLUICE_ADMIN_TOKEN, else random]
 	// RuntimeFile is the file to which serve writes the address and the token, with mode 0600
-	// [sluice-UID/ADDR.json in $XDG_RUNTIME_DIR or the temporary folder].
+	// [sluice-UID/ADDR.json in $XDG_RUNTIME_DIR or the temporary folder; if that cannot be written, a
+	// warning].
 	RuntimeFile string `yaml:"runtime_file"`
 	// Timelines is the number of newest requests whose timelines the console shows, and of the
 	// newest failed, migrated and slow (tracing.slow) ones apart from these. Above 100 requests a
