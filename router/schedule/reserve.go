@@ -127,7 +127,7 @@ func (res *Reservation) PrefillDone() {
 	if res == nil || res.state.Or(prefillDone)&prefillDone != 0 {
 		return
 	}
-	res.computed = res.rank.Computed.Add(res.prefill)
+	res.computed = res.rank.Computed.Add(res.prefill + res.correction())
 	res.first.Store(res.s.now())
 	res.releasePrefill(true)
 }
@@ -153,6 +153,21 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 			Blocks: int(res.prompt) / size, Overlap: int(res.cached) / size, Reported: cached / size})
 	}
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
+	if res.state.Load()&prefillDone != 0 {
+		if more := res.correction(); more > 0 { // Rank.Computed never decreases
+			res.rank.Computed.Add(more)
+			res.computed += more
+		}
+	}
+}
+
+// correction returns how many more prompt tokens the engine computed than was predicted, by its report,
+// such as tokens whose blocks it evicted after the choice. It is 0 without a report.
+func (res *Reservation) correction() int64 {
+	if res.leg == DecodeLeg || res.reported < 0 || res.prompt == 0 {
+		return 0
+	}
+	return max(1, int64(res.prompt-res.reported)) - res.prefill
 }
 
 // SetNoPull declares that a decode leg does not, or not only, wait for pulled blocks before its
