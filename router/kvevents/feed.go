@@ -112,7 +112,7 @@ func (f *feed) stop() {
 	f.cancel()
 	<-f.done
 	f.clear()
-	f.source.Rank.CachedBlocks.Store(0)
+	f.source.Rank.SetCachedBlocks(0, 0)
 	f.setState(worker.FeedNone)
 }
 
@@ -505,7 +505,7 @@ func (f *feed) setState(s worker.FeedState) { f.source.Rank.Feed.Store(uint32(s)
 // flush publishes the counts since the last call.
 func (f *feed) flush() {
 	f.publish()
-	f.source.Rank.CachedBlocks.Store(int64(f.options.Index.CachedBlocks(f.source.Rank.Slot)))
+	f.source.Rank.SetCachedBlocks(int64(f.options.Index.CachedBlocks(f.source.Rank.Slot)), int64(f.counts["removed"]))
 	for name, n := range f.counts {
 		if n != 0 {
 			f.options.Counters.AddFeedCount(f.source.Rank.ID, name, n)

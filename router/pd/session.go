@@ -159,10 +159,16 @@ func (r *Runner) endTurn(u *session.Turn, res session.Result) {
 }
 
 // forget drops predictions of blocks that only a finished session used. Blocks of ranks with a live
-// feed are in the index of facts, where they stay until their engine evicts them.
+// feed are in the index of facts, where they stay until their engine evicts them; the cost of displacing
+// blocks does not count them.
 func (r *Runner) forget(f session.Forget) {
 	for _, rank := range f.Ranks {
-		r.options().Approx.Forget(rank.Slot, f.Keys, f.Keep)
+		if len(f.Keys) > 0 {
+			r.options().Approx.Forget(rank.Slot, f.Keys, f.Keep)
+		}
+		if size := rank.BlockSize(); size > 0 && worker.FeedState(rank.Feed.Load()) == worker.FeedLive {
+			rank.UnusedBlocks.Add(int64(f.Blocks * approxBlockTokens / size))
+		}
 	}
 }
 

@@ -327,13 +327,16 @@ func blocksInUse(r *worker.Rank, total int) int {
 }
 
 // emptyBlocks returns how many of a rank's blocks have no content: neither the cached ones nor those
-// that running requests will fill. It errs on the low side, because cached blocks may be in use, and
+// that running requests will fill. Blocks that only finished sessions have used count as empty: nobody
+// will ask for them. It errs on the low side, because cached blocks may be in use, and
 // returns the total if events do not report the cache: then nothing is known of what is displaced.
 func emptyBlocks(r *worker.Rank, total int) int {
 	if s := worker.FeedState(r.Feed.Load()); s != worker.FeedLive && s != worker.FeedSyncing {
 		return total
 	}
-	return max(0, total-int(r.CachedBlocks.Load()+r.DecodeBlocks.Load()))
+	cached := r.CachedBlocks.Load()
+	cached -= min(cached, r.UnusedBlocks.Load())
+	return max(0, total-int(cached+r.DecodeBlocks.Load()))
 }
 
 // Terms are the summands of a cost, in ms.

@@ -124,6 +124,18 @@ func TestEmptyBlocks(t *testing.T) {
 	if n := emptyBlocks(r, 1000); n != 450 {
 		t.Errorf("%d empty beside running requests, want 450", n)
 	}
+	r.UnusedBlocks.Store(100)
+	if n := emptyBlocks(r, 1000); n != 550 {
+		t.Errorf("%d empty where 100 blocks are those of finished sessions, want 550", n)
+	}
+	r.SetCachedBlocks(300, 60) // of them 60 have been evicted, and others have come
+	if n := emptyBlocks(r, 1000); n != 490 {
+		t.Errorf("%d empty after 60 blocks were evicted, want 490", n)
+	}
+	r.SetCachedBlocks(0, 0)
+	if n := r.UnusedBlocks.Load(); n != 0 {
+		t.Errorf("%d unused blocks in an empty cache", n)
+	}
 	r.CachedBlocks.Store(5000) // with a slower tier
 	if n := emptyBlocks(r, 1000); n != 0 {
 		t.Errorf("%d empty, want 0", n)

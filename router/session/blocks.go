@@ -87,7 +87,7 @@ func (t *Table) Observe(u *Turn, blocks []blockhash.Seq, blockTokens, tokens int
 		inUse++
 	}
 	s.shared = min(inUse*markBlocks*blockTokens, tokens)
-	s.tokens = tokens
+	s.tokens, s.blocks = tokens, len(blocks)
 	t.recount(s, 0)
 }
 

@@ -154,6 +154,9 @@ func TestFinishForgetsWhatNobodyElseUses(t *testing.T) {
 	if !slices.Equal(f.Keys, a) || f.Keep < 40 || f.Keep >= 40+markBlocks || !slices.Equal(f.Ranks, []*worker.Rank{rank}) {
 		t.Errorf("of 100 blocks, 40 of them shared, %d are kept, on %v", f.Keep, f.Ranks)
 	}
+	if f.Blocks != 100-f.Keep {
+		t.Errorf("%d of 100 blocks are unused, and %d kept", f.Blocks, f.Keep)
+	}
 	if f := tb.Finish(tb.KeyOf("", []byte("a"))); f.Keys != nil {
 		t.Error("a finished session has blocks")
 	}

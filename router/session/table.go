@@ -103,6 +103,7 @@ type Session struct {
 	ranks [3]*worker.Rank
 	// The prompt of the last turn.
 	tokens   int // with its output
+	blocks   int // of the prompt, 0 if unknown
 	shared   int // of these, those whose blocks other sessions use too
 	marks    []blockhash.Seq
 	keys     []blockhash.Seq // all blocks, if the approximate index predicts them
@@ -350,6 +351,8 @@ type Forget struct {
 	Keys  []blockhash.Seq
 	Keep  int
 	Ranks []*worker.Rank
+	// Blocks is the number of blocks of the prompt that nobody uses any more, also without Keys.
+	Blocks int
 }
 
 // Finish ends a session. If turns of it are in progress, it ends with the last of them, unless
@@ -381,8 +384,10 @@ func (t *Table) finish(s *Session) (f Forget) {
 	s.keys, t.keys = nil, t.keys-len(s.keys)
 	t.remove(s) // before the blocks are counted: the session itself uses them
 	f.Keep = t.blocks.shared(marks) * markBlocks
-	if f.Keep >= len(f.Keys) || len(marks)*markBlocks < len(f.Keys) { // without all marks it is unknown what others use
+	blocks := s.blocks
+	if f.Keep >= blocks || len(marks)*markBlocks < blocks { // without all marks it is unknown what others use
 		return Forget{}
 	}
+	f.Blocks = blocks - f.Keep
 	return f
 }

@@ -138,6 +138,8 @@ type Rank struct {
 	Breaker atomic.Uint32
 	// CachedBlocks is the number of blocks that the index has for this rank.
 	CachedBlocks atomic.Int64
+	// UnusedBlocks is how many of these only finished sessions have used, about.
+	UnusedBlocks atomic.Int64
 
 	missedHits atomic.Int32 // consecutive predicted hits of which nothing was found: see RecordCacheHit
 }
@@ -147,6 +149,18 @@ func (r *Rank) KVUsage() float64 { return math.Float64frombits(r.kvUsage.Load())
 
 // SetKVUsage stores the fraction of KV blocks in use that the engine reports.
 func (r *Rank) SetKVUsage(v float64) { r.kvUsage.Store(math.Float64bits(v)) }
+
+// SetCachedBlocks stores the number of blocks in the index, and that some have been evicted since the last
+// call. Engines evict what has not been used for longest, so unused blocks count as evicted first.
+func (r *Rank) SetCachedBlocks(n, evicted int64) {
+	r.CachedBlocks.Store(n)
+	for {
+		unused := r.UnusedBlocks.Load()
+		if unused == 0 || r.UnusedBlocks.CompareAndSwap(unused, max(min(unused-evicted, n), 0)) {
+			return
+		}
+	}
+}
 
 // BlockSize returns the tokens per KV block of this rank: from events, else from the engine, else
 // from the Spec; 0 if unknown.
