@@ -2,7 +2,7 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU and compares the answers
 # with those of the engines without Sluice.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen,preempt] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
 #   --only LIST     sections to run, comma-separated; the default is the first five:
 #                   pd         separate prefill and decode engines with NixlConnector,
@@ -13,6 +13,7 @@
 #                   engineapi  the engine API with vLLM's tokenizer as preprocessor
 #                   frozen     an engine's processes are stopped, then only its core; an
 #                              engine computes a very long prompt
+#                   preempt    streams are suspended for requests of a higher class
 #                   transfers, push   the sections of scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (docs/e2e-vllm.md in the repository)
 #   --no-clients    skip the official OpenAI clients
@@ -49,7 +50,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|engineapi|frozen|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, engineapi, frozen, transfers and push" ;; esac
+  case $section in pd|dp|migrate|engineapi|frozen|preempt|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, engineapi, frozen, preempt, transfers and push" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

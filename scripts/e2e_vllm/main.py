@@ -11,6 +11,7 @@ import section_dp
 import section_frozen
 import section_migrate
 import section_pd
+import section_preempt
 import section_push
 import section_engineapi
 import section_transfers
@@ -22,6 +23,7 @@ SECTIONS = {
     "dp": section_dp.Section,
     "frozen": section_frozen.Section,
     "migrate": section_migrate.Section,
+    "preempt": section_preempt.Section,
     "push": section_push.Section,
     "engineapi": section_engineapi.Section,
     "transfers": section_transfers.Section,
