@@ -4,9 +4,13 @@
 # with tools, tool results, reasoning, documents and parts, each compared id by id with the
 # server's render endpoint.
 #
-# usage: scripts/tokens_vllm.sh [--requests N] [--router FILE] [--library FILE] [--keep-logs]
+# With --prefill it measures instead what the front end of a prefill server spends on
+# prompts of 16,000 tokens as text and as token ids (pd.prefill_by_ids).
 #
-#   --requests N    requests to send [1000]
+# usage: scripts/tokens_vllm.sh [--prefill] [--requests N] [--router FILE] [--library FILE] [--keep-logs]
+#
+#   --prefill       measure prefill by token ids
+#   --requests N    requests to send [1000; with --prefill 20 for each of 5 rounds]
 #   --router FILE   the binary to test [bin/sluice, built]
 #   --library FILE  the tokenizer library [beside the binary, built]
 #   --keep-logs     keep the logs of engine and router even if every id is equal
@@ -18,13 +22,14 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
-requests=1000 router= library= keep=
+requests= router= library= keep= script=vllm.py
 
 die() { echo "tokens_vllm.sh: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
     -h|--help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     --keep-logs) keep=1 ;;
+    --prefill) script=prefill.py ;;
     --requests|--router|--library)
       [ $# -gt 1 ] || die "$1 needs a value; see --help"
       case $1 in --requests) requests=$2 ;; --router) router=$2 ;; --library) library=$2 ;; esac
@@ -55,7 +60,7 @@ if [ -z "$router" ]; then
   make -s -C "$root" build
 fi
 if [ -n "$library" ]; then export SLUICE_TOKENIZER_LIBRARY=$library; fi
-"$cache/venv/bin/python" "$here/tokens/vllm.py" --cache "$cache" --run-dir "$run" --router "$router" --requests "$requests" &
+"$cache/venv/bin/python" "$here/tokens/$script" --cache "$cache" --run-dir "$run" --router "$router" ${requests:+--requests "$requests"} &
 child=$!
 wait "$child" && status=0 || status=$?
 child=
