@@ -90,7 +90,12 @@ func (s *Server) handOff(c *conn) (accepted bool) {
 		c.reportResponseEnded()
 		return true
 	}
-	c.socketReadDeadline = 0 // claimIdle has set the socket's deadline to a past time
+	// claimIdle sets the socket's deadline to a past time after its claim, both under this lock.
+	// Without it, a goroutine that sees the claim by itself could serve the connection first,
+	// and its next read would fail by that deadline.
+	s.conns.mu.Lock()
+	defer s.conns.mu.Unlock()
+	c.socketReadDeadline = 0
 	c.readState.keepLocal()
 	return false
 }
