@@ -609,7 +609,7 @@ func TestRuntimeFolderNotWritable(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("XDG_RUNTIME_DIR", file) // no folder can be made in a file, whoever runs the test
+	t.Setenv("XDG_RUNTIME_DIR", file) // no folder can be made in a file, not even by root
 	var log bytes.Buffer
 	f := start(t, func(o *Options) {
 		o.RuntimeFile, o.Log = "", slog.New(slog.NewTextHandler(&log, nil))
