@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares the native tokenizer with transformers, tokenizers and llama.cpp's expected ids.
+"""Compares the native tokenizer with transformers, tokenizers, llama.cpp's expected ids,
+mistral-common and tiktoken.
 
 The material is the source distribution of llama-cpp-python: chat templates of current models
 and GGUF vocabularies with expected ids. It is downloaded once into the cache.
 
   scripts/tokenizer_golden.py templates            text of every template x 500 conversations
   scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
+  scripts/tokenizer_golden.py files                ids of vocabularies in other files than tokenizer.json
   scripts/tokenizer_golden.py rewrite              writes native/tokenizer/testdata/golden.jsonl
 
   --conversations N   of each template (500)
@@ -25,24 +27,27 @@ import sys
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 CACHE = os.path.join(os.environ.get("SLUICE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sluice"), "tokenizer")
 ARCHIVE = "llama-cpp-python==0.3.36"
-PACKAGES = ["transformers==5.19.0", "jinja2==3.1.6", "tokenizers==0.23.3", "gguf==0.19.0"]
+PACKAGES = ["transformers==5.19.0", "jinja2==3.1.6", "tokenizers==0.23.3", "gguf==0.19.0", "mistral-common==1.13.1", "tiktoken==0.14.0"]
 NOW = 1767225600  # of strftime_now: 2026-01-01 00:00 UTC
 
 
 def environment():
     """Runs this script again in a virtual environment that has the oracles."""
     try:
-        import gguf, jinja2, tokenizers, transformers  # noqa: F401
+        import gguf, jinja2, mistral_common, tiktoken, tokenizers, transformers  # noqa: F401
         return
     except ImportError:
         pass
     venv = os.path.join(CACHE, "venv")
     python = os.path.join(venv, "bin", "python3")
-    if not os.path.exists(os.path.join(venv, "complete")):
+    stamp = os.path.join(venv, "complete")
+    wanted = "\n".join(PACKAGES)
+    if not os.path.exists(stamp) or open(stamp).read() != wanted:
         print("tokenizer_golden: installing", ", ".join(PACKAGES), file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES], check=True)
-        open(os.path.join(venv, "complete"), "w").close()
+        with open(stamp, "w") as f:
+            f.write(wanted)
     if os.path.realpath(sys.prefix) == os.path.realpath(venv):
         sys.exit(f"tokenizer_golden: {venv} is incomplete; remove it")
     os.execv(python, [python, *sys.argv])
@@ -503,6 +508,112 @@ def ids(args):
     return bad
 
 
+# The pattern of Moonshot's tokenization_kimi.py.
+KIMI = "|".join([
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+
+
+def folder_of(name, files):
+    """Writes a model's folder; a value that is a path becomes a link."""
+    folder = os.path.join(CACHE, "files", name)
+    os.makedirs(folder, exist_ok=True)
+    for file, value in files.items():
+        path = os.path.join(folder, file)
+        if os.path.lexists(path):
+            os.remove(path)
+        if os.path.isabs(value):
+            os.symlink(value, path)
+        else:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(value)
+    return folder
+
+
+def by_mistral(path):
+    """The ids of mistral-common, with which vLLM tokenizes completions of Mistral's models."""
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    t = Tekkenizer.from_file(path)
+    return lambda text, special: t.encode(text, bos=special, eos=False)
+
+
+def by_tiktoken(ranks, pattern, special, normal=lambda text: text):
+    import tiktoken
+    encoding = tiktoken.Encoding(name="test", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    return lambda text, _: encoding.encode(normal(text), allowed_special="all")
+
+
+def ranks_file(ranks):
+    import base64
+    return "".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in ranks.items())
+
+
+def vocabulary_files():
+    """Returns [(name, folder, load the oracle)]."""
+    import mistral_common
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
+    out, newest = [], None
+    for path in sorted(glob.glob(os.path.join(data, "tekken_*.json"))):
+        name, newest = os.path.basename(path)[:-len(".json")], path
+        out.append((name, folder_of(name, {"tekken.json": path}), lambda path=path: by_mistral(path)))
+    # Kimi's own ranks are in no package: Tekken's stand in for them, with Kimi's pattern and tokens.
+    ranks = Tekkenizer.from_file(newest)._tekken_token2id_nospecial
+    n = len(ranks)
+    named = {n: "[BOS]", n + 1: "[EOS]", n + 2: "<|im_end|>", n + 3: "<|im_user|>"}
+    special = {named.get(i, f"<|reserved_token_{i}|>"): i for i in range(n, n + 256)}
+    config = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}, "bos_token": "[BOS]",
+              "added_tokens_decoder": {str(i): {"content": t, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True} for i, t in named.items()}}
+    out.append(("kimi", folder_of("kimi", {"tiktoken.model": ranks_file(ranks), "tokenizer_config.json": json.dumps(config)}), lambda: by_tiktoken(ranks, KIMI, special)))
+
+    # The ids of Qwen2's ordinary tokens are the ranks of qwen.tiktoken.
+    vocab = os.path.join(CACHE, "vocab", "qwen2", "tokenizer.json")
+    if os.path.exists(vocab):
+        import unicodedata
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+        byte = {c: b for b, c in bytes_to_unicode().items()}
+        with open(vocab, encoding="utf-8") as f:
+            spelled = json.load(f)["model"]["vocab"]
+        qwen = {bytes(byte[c] for c in t): i for t, i in spelled.items() if i < 151643}
+        names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))]
+        config = {"auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]}}
+        out.append(("qwen", folder_of("qwen", {"qwen.tiktoken": ranks_file(qwen), "tokenizer_config.json": json.dumps(config)}),
+                    lambda: by_tiktoken(qwen, QWEN, {t: 151643 + i for i, t in enumerate(names)}, lambda text: unicodedata.normalize("NFC", text))))
+    else:
+        print("qwen: no vocabulary; run `scripts/tokenizer_golden.py ids --only qwen2` first")
+    return out
+
+
+def files(args):
+    library, bad, total = Library(), 0, 0
+    for name, folder, load in vocabulary_files():
+        if args.only and args.only not in name:
+            continue
+        model, want_ids = library.load(folder), load()
+        info = json.loads(library.call("sluice_tok_info", model.handle, 0))
+        r = random.Random(name)
+        texts = corpus(r) + [line[:20_000] for line in long_lines(r).values()]
+        for _ in range(200):
+            texts.append("".join(r.choice([*TEXTS, "<s>", "</s>", "[INST]", "[/INST]", "<unk>", "<|im_end|>", "<|endoftext|>", "<|reserved_token_130200|>", "<0x0A>", "▁", " "]) for _ in range(10)))
+        different = 0
+        for text in texts:
+            for special in [False, True]:
+                want, got = list(want_ids(text, special)), model.encode(text, special)
+                total += 1
+                if want != got:
+                    different += 1
+                    if different <= args.show:
+                        at = next((k for k, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got)))
+                        print(f"  {name}: {len(text)} characters, id {at} of {len(want)}: want {want[at:at + 8]}, got {got[at:at + 8]}: {text[:60]!r}")
+        bad += different
+        print(f"{name} ({info['format']}, {info['encoder']}): {2 * len(texts) - different} encodings equal, {different} differ", flush=True)
+        model.close()
+    print(f"files: {total} encodings, {bad} differ")
+    return bad
+
+
 def rewrite(args):
     """Writes what `go test` compares the library with, from templates and texts of the project's own."""
     render = oracle()
@@ -524,7 +635,7 @@ def rewrite(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["templates", "ids", "rewrite"])
+    p.add_argument("what", choices=["templates", "ids", "files", "rewrite"])
     p.add_argument("--conversations", type=int, default=500)
     p.add_argument("--only", default="")
     p.add_argument("--show", type=int, default=1)

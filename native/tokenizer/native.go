@@ -137,6 +137,7 @@ type Model struct {
 	timeout time.Duration
 	info    Info
 	special []SpecialToken
+	spec    json.RawMessage
 
 	mu     sync.Mutex
 	model  *C.struct_sluice_tok_model // nil when closed and no call runs
@@ -159,7 +160,10 @@ func (l *Library) Load(dir string, opt LoadOptions) (*Model, error) {
 	if err := failure("load", C.sluice_tokenizer_open_model(d, &options, &m.model, &out), &out); err != nil {
 		return nil, err
 	}
-	for what, v := range []any{&m.info, &m.special} {
+	for what, v := range []any{&m.info, &m.special, &m.spec} {
+		if what == 2 && (m.info.Format == "" || m.info.Format == "tokenizer.json") {
+			break
+		}
 		if err := m.describe(what, v); err != nil {
 			m.Close()
 			return nil, err
@@ -185,6 +189,12 @@ func (m *Model) Info() Info { return m.info }
 
 // SpecialTokens returns the added tokens in the order of their ids. The slice is shared.
 func (m *Model) SpecialTokens() []SpecialToken { return m.special }
+
+// Spec returns the tokenizer.json that the model's file was converted to, without its vocabulary
+// and merges; nil if the folder has a tokenizer.json, which then has all.
+func (m *Model) Spec() []byte {
+	return m.spec
+}
 
 // Close releases the model when the last call on it has ended.
 func (m *Model) Close() {

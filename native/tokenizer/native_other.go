@@ -33,6 +33,9 @@ func (m *Model) Info() Info { return Info{} }
 // SpecialTokens is empty in a build without C code.
 func (m *Model) SpecialTokens() []SpecialToken { return nil }
 
+// Spec is empty in a build without C code.
+func (m *Model) Spec() []byte { return nil }
+
 // Close does nothing in a build without C code.
 func (m *Model) Close() {}
 

@@ -69,7 +69,10 @@ void sluice_tok_free(struct sluice_tok_result *r);
 
 /* Loads the model in a folder: tokenizer.json, and where they exist
  * tokenizer_config.json, chat_template.jinja, additional_chat_templates/NAME.jinja and
- * generation_config.json. options may be NULL. *model is NULL after an error. */
+ * generation_config.json. Without tokenizer.json: tekken.json, tiktoken.model of Kimi, or
+ * qwen.tiktoken; a folder with consolidated*.safetensors and tekken.json is read as
+ * mistral-common does in any case, and has no template. options may be NULL. *model is NULL
+ * after an error. */
 int sluice_tok_load(const char *dir, const struct sluice_tok_options *options,
                     struct sluice_tok_model **model, struct sluice_tok_result *out);
 
@@ -79,11 +82,14 @@ void sluice_tok_close(struct sluice_tok_model *model);
 /* Describes a model in JSON.
  * what 0: an object with kind ("bpe", "unigram", "wordpiece", "wordlevel"), vocab_size,
  *   bos_id, eos_id, eos_ids (of generation_config.json), added_ids (what an encoding of
- *   "" with special tokens gives), encoder ("fastokens" or "tokenizers"), templates (the
+ *   "" with special tokens gives), encoder ("fastokens" or "tokenizers"), format
+ *   ("tokenizer.json", "tekken" or "tiktoken"), templates (the
  *   names of those that can be rendered), tokenizer_class,
  *   model_max_length.
  * what 1: a list of the added tokens: id, content, special, normalized, lstrip, rstrip,
- *   single_word, as in tokenizer.json, in the order of their ids. */
+ *   single_word, as in tokenizer.json, in the order of their ids.
+ * what 2: the tokenizer.json that another file was converted to, without its vocabulary
+ *   and merges; null if the folder has its own. */
 int sluice_tok_info(const struct sluice_tok_model *model, uint32_t what, struct sluice_tok_result *out);
 
 /* Renders a request as apply_chat_template of transformers does.

@@ -28,6 +28,7 @@ type LoadOptions struct {
 // Info describes a model.
 type Info struct {
 	Encoder        string          `json:"encoder"`    // fastokens, or tokenizers where that one does not give the same ids
+	Format         string          `json:"format"`     // of its file: tokenizer.json, tekken or tiktoken
 	Kind           string          `json:"kind"`       // bpe, unigram, wordpiece or wordlevel
 	VocabSize      int             `json:"vocab_size"` // with added tokens
 	BOS            *uint32         `json:"bos_id"`     // nil if the model names none

@@ -1,7 +1,11 @@
 package tokenizer
 
 import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,6 +87,91 @@ func TestModel(t *testing.T) {
 	text, err := m.Render([]byte("> "), "", []byte(`{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true}`))
 	if want := "> <|begin|>user: hi<|end|>\nassistant:"; err != nil || string(text) != want {
 		t.Errorf("Render = %q, %v; want %q", text, err, want)
+	}
+}
+
+// TestVocabularyFiles: models without tokenizer.json. Ranks 0 to 255 are the bytes, then come "ab",
+// "abc" and "cab", which is also the order of merging.
+func TestVocabularyFiles(t *testing.T) {
+	l := open(t)
+	var ranks strings.Builder
+	var vocab []map[string]any
+	add := func(token string) {
+		b := base64.StdEncoding.EncodeToString([]byte(token))
+		fmt.Fprintf(&ranks, "%s %d\n", b, len(vocab))
+		vocab = append(vocab, map[string]any{"rank": len(vocab), "token_bytes": b, "token_str": nil})
+	}
+	for b := range 256 {
+		add(string([]byte{byte(b)}))
+	}
+	for _, token := range []string{"ab", "abc", "cab"} {
+		add(token)
+	}
+	tekken, err := json.Marshal(map[string]any{"vocab": vocab, "config": map[string]any{
+		"pattern": `[a-z]+|[^a-z]+`, "default_vocab_size": 10 + len(vocab), "default_num_special_tokens": 10, "version": "v3"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kimi := `{"auto_map":{"AutoTokenizer":["tokenization_kimi.TikTokenTokenizer",null]},"added_tokens_decoder":{"260":{"content":"<|im_end|>","special":true}}}`
+	for name, c := range map[string]struct {
+		files  map[string]string
+		format string
+		want   []uint32 // of "abcab <|im_end|>cab", with special tokens
+	}{
+		"Tekken": {map[string]string{"tekken.json": string(tekken)}, "tekken",
+			[]uint32{1, 267, 266, 42, 70, 134, 115, 119, 105, 111, 120, 110, 134, 72, 268}},
+		"Mistral's folder": {map[string]string{"tekken.json": string(tekken), "consolidated.safetensors": "", "tokenizer.json": "{}", "chat_template.jinja": "x"}, "tekken",
+			[]uint32{1, 267, 266, 42, 70, 134, 115, 119, 105, 111, 120, 110, 134, 72, 268}},
+		"Kimi": {map[string]string{"tiktoken.model": ranks.String(), "tokenizer_config.json": kimi}, "tiktoken",
+			[]uint32{257, 256, ' ', 260, 258}},
+		"Qwen": {map[string]string{"qwen.tiktoken": ranks.String(), "tokenizer_config.json": strings.ReplaceAll(kimi, "kimi", "qwen")}, "tiktoken",
+			[]uint32{257, 256, ' ', 261, 258}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := l.Load(dir, LoadOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if i := m.Info(); i.Format != c.format || i.HasTemplate() || !json.Valid(m.Spec()) {
+				t.Errorf("Info = %+v, Spec = %s", i, m.Spec())
+			}
+			if ids, err := m.Encode(nil, []byte("abcab <|im_end|>cab"), true); err != nil || !slices.Equal(ids, c.want) {
+				t.Errorf("Encode = %v, %v; want %v", ids, err, c.want)
+			}
+			_, err = m.Encode(nil, bytes.Repeat([]byte("ab"), 12_501), false)
+			var e *Error
+			if name == "Kimi" && (!errors.As(err, &e) || e.Code != CodeLimit) || name != "Kimi" && err != nil {
+				t.Errorf("Encode of a word of 25,002 letters: %v", err)
+			}
+		})
+	}
+	for name, files := range map[string]map[string]string{
+		"other module":    {"tiktoken.model": ranks.String(), "tokenizer_config.json": `{"auto_map":{"AutoTokenizer":["tokenization_x.T",null]}}`},
+		"lacks a byte":    {"tiktoken.model": "YWI= 0\n", "tokenizer_config.json": kimi},
+		"no base64":       {"tiktoken.model": "!!! 0\n", "tokenizer_config.json": kimi},
+		"a token twice":   {"tiktoken.model": ranks.String() + "YWI= 300\n", "tokenizer_config.json": kimi},
+		"Tekken's config": {"tekken.json": `{"vocab":[]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := l.Load(dir, LoadOptions{})
+			var e *Error
+			if !errors.As(err, &e) || e.Code != CodeUnsupported {
+				t.Errorf("Load = %v; want CodeUnsupported", err)
+			}
+		})
 	}
 }
 

@@ -53,6 +53,12 @@ type closingModel interface {
 	Close()
 }
 
+// convertedModel is a model that knows the format of its vocabulary: native/tokenizer.Model.
+type convertedModel interface {
+	Info() tokenizer.Info
+	Spec() []byte
+}
+
 // modelLoader is the library.
 type modelLoader interface {
 	load(dir string) (closingModel, []incremental.AddedToken, error)
@@ -160,13 +166,23 @@ func (t *tokenizers) wanted() (map[string]modelFolder, bool) {
 	}
 	if t.set.Mode == "auto" {
 		for name, dir := range t.roots {
-			if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err == nil {
+			if hasVocabulary(dir) {
 				want[name] = modelFolder{dir, "auto"}
 			}
 		}
 	}
 	maps.Copy(want, t.set.Models)
 	return want, true
+}
+
+// hasVocabulary reports whether a folder has a file that the library may load.
+func hasVocabulary(dir string) bool {
+	for _, name := range []string{"tokenizer.json", "tekken.json", "tiktoken.model", "qwen.tiktoken"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *tokenizers) loadAll() {
@@ -226,12 +242,22 @@ func (t *tokenizers) load(name string, from modelFolder) loadedModel {
 }
 
 func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, tokens []incremental.AddedToken) (*tokenize.InProcess, error) {
-	if why := renderedByCode(from.dir); why != "" {
-		return nil, errors.New(why)
+	format, text := "tokenizer.json", []byte(nil)
+	if c, ok := model.(convertedModel); ok {
+		format, text = c.Info().Format, c.Spec()
 	}
-	text, err := os.ReadFile(filepath.Join(from.dir, "tokenizer.json"))
+	if text == nil {
+		var err error
+		if text, err = os.ReadFile(filepath.Join(from.dir, "tokenizer.json")); err != nil {
+			return nil, err
+		}
+	}
+	code, err := renderedByCode(from.dir, format)
 	if err != nil {
 		return nil, err
+	}
+	if code != "" {
+		t.log.Info("only completions are tokenized here: the engines render the model's chats", "model", name, "reason", code)
 	}
 	// The library drops truncation and padding, as vLLM does; the rules look at the rest.
 	rules, err := incremental.NewRules(withoutTraining(text), tokens)
@@ -240,7 +266,7 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 		rules = nil
 	}
 	template := chatTemplate(from.dir)
-	settings := chatinput.Settings{Developer: chatinput.KnowsDeveloper(template)}
+	settings := chatinput.Settings{CodeRendered: code != "", Developer: chatinput.KnowsDeveloper(template)}
 	switch from.format {
 	case "openai":
 		settings.Parts = true
@@ -266,16 +292,24 @@ func withoutTraining(text []byte) []byte {
 	return out
 }
 
-// codeRendered are architectures whose prompts vLLM renders by code of its own and not with the
-// folder's template (vLLM 0.32, ModelConfig and OnlineRenderer.use_harmony).
+// codeRendered are architectures whose chats vLLM renders by code of its own and not with the
+// folder's template (vLLM 0.32, ModelConfig and OnlineRenderer.use_harmony). Their completions are
+// texts for the folder's tokenizer.
 var codeRendered = map[string]string{
-	"GptOssForCausalLM": "Harmony", "MoonshotKimiaForCausalLM": "Kimi-Audio", "KimiK3ForConditionalGeneration": "Kimi-K3",
+	"GptOssForCausalLM": "Harmony", "KimiK3ForConditionalGeneration": "Kimi-K3",
 	"DeepseekV32ForCausalLM": "DeepSeek-V3.2", "DeepseekV4ForCausalLM": "DeepSeek-V4", "DeepseekV4ForConditionalGeneration": "DeepSeek-V4", "DeepseekV41ForCausalLM": "DeepSeek-V4.1",
 	"InklingForCausalLM": "Inkling", "InklingForConditionalGeneration": "Inkling",
 }
 
-// renderedByCode says why a folder's chat template is not what vLLM renders with, "" if it is.
-func renderedByCode(dir string) string {
+// renderedByCode says by what code the servers render a folder's chats, "" if they use its template.
+// format is that of its vocabulary. The error is for models whose texts vLLM tokenizes by code too.
+func renderedByCode(dir, format string) (string, error) {
+	switch format {
+	case "tekken":
+		return "mistral-common", nil
+	case "tiktoken":
+		return "the model's own Python module", nil
+	}
 	var c struct {
 		Architectures []string `json:"architectures"`
 	}
@@ -283,14 +317,14 @@ func renderedByCode(dir string) string {
 		_ = json.Unmarshal(text, &c)
 	}
 	for _, a := range c.Architectures {
+		if a == "MoonshotKimiaForCausalLM" {
+			return "", errors.New("vLLM tokenizes texts of Kimi-Audio by its own code")
+		}
 		if code := codeRendered[a]; code != "" {
-			return fmt.Sprintf("vLLM renders prompts of %s by its own code for %s", a, code)
+			return fmt.Sprintf("vLLM's code for %s", code), nil
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, "tekken.json")); err == nil {
-		return "vLLM renders prompts of models with a tekken.json by mistral-common"
-	}
-	return ""
+	return "", nil
 }
 
 // chatTemplate returns the folder's default template, "" if it has none.

@@ -36,6 +36,12 @@ func (l letters) Prompt(dst []uint32, _ string, input []byte, addSpecial bool, r
 }
 func (l letters) Close() { *l.closed++ }
 
+// converted is a double of a model that was loaded from another file than tokenizer.json.
+type converted struct{ letters }
+
+func (converted) Info() tokenizer.Info { return tokenizer.Info{Format: "tekken"} }
+func (converted) Spec() []byte         { return []byte("{}") }
+
 // doubleLibrary loads letters from any folder but those called "broken".
 type doubleLibrary struct {
 	mu     sync.Mutex
@@ -49,6 +55,9 @@ func (d *doubleLibrary) load(dir string) (closingModel, []incremental.AddedToken
 	d.loads = append(d.loads, dir)
 	if filepath.Base(dir) == "broken" {
 		return nil, nil, errors.New("broken")
+	}
+	if filepath.Base(dir) == "tekken" {
+		return converted{letters{&d.closed}}, nil, nil
 	}
 	return letters{&d.closed}, nil, nil
 }
@@ -125,11 +134,12 @@ func TestTokenizersFollowSettings(t *testing.T) {
 	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
 	a, b, broken := modelDir(t, "a", nil), modelDir(t, "b", nil), modelDir(t, "broken", nil)
 	harmony := modelDir(t, "harmony", map[string]string{"tokenizer.json": "{}", "config.json": `{"architectures":["GptOssForCausalLM"]}`})
+	audio := modelDir(t, "audio", map[string]string{"tokenizer.json": "{}", "config.json": `{"architectures":["MoonshotKimiaForCausalLM"]}`})
 	cfg := config.Default()
-	cfg.Models = map[string]config.Model{"a": {Tokenizer: a}, "broken": {Tokenizer: broken}, "harmony": {Tokenizer: harmony}, "none": {}}
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: a}, "broken": {Tokenizer: broken}, "harmony": {Tokenizer: harmony}, "audio": {Tokenizer: audio}, "none": {}}
 	ts.configure(tokenizerSettingsOf(cfg))
-	ts.awaitModels(t, "a")
-	for _, s := range []string{"cannot load the tokenizer", "file=" + broken, "its own code for Harmony", "tokenizer loaded"} {
+	ts.awaitModels(t, "a", "harmony")
+	for _, s := range []string{"cannot load the tokenizer", "file=" + broken, "Kimi-Audio by its own code", "code for Harmony", "tokenizer loaded"} {
 		if !log.has(s) {
 			t.Errorf("the log does not say %q:\n%s", s, log.b.String())
 		}
@@ -153,8 +163,34 @@ func TestTokenizersFollowSettings(t *testing.T) {
 	cfg.Tokens.Native = "off"
 	ts.configure(tokenizerSettingsOf(cfg))
 	ts.awaitModels(t)
-	if d.closed != 3 { // harmony's too, which was loaded and not used
-		t.Errorf("%d models closed, want 3", d.closed)
+	if d.closed != 4 { // audio's too, which was loaded and not used
+		t.Errorf("%d models closed, want 4", d.closed)
+	}
+}
+
+// TestChatsRenderedByCode: of a model whose chats vLLM renders by code, only completions are tokenized here.
+func TestChatsRenderedByCode(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, to, _ := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{
+		"gpt-oss": {Tokenizer: modelDir(t, "harmony", map[string]string{"tokenizer.json": "{}", "config.json": `{"architectures":["GptOssForCausalLM"]}`})},
+		"mistral": {Tokenizer: modelDir(t, "tekken", map[string]string{"tekken.json": "{}"})},
+	}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "gpt-oss", "mistral")
+	for _, model := range []string{"gpt-oss", "mistral"} {
+		for kind, body := range map[tokenize.Kind]string{tokenize.Completion: `{"prompt":"xyz"}`, tokenize.Chat: `{"messages":[{"role":"user","content":"x"}]}`} {
+			var doc jsonscan.Doc
+			if err := doc.Scan([]byte(body), jsonscan.Limits{}); err != nil {
+				t.Fatal(err)
+			}
+			var p tokenize.Prompt
+			q := tokenize.NativeQuery{Model: model, Kind: kind, Doc: &doc}
+			if got := to.PromptInProcess(&p, &q); got != (kind == tokenize.Completion) {
+				t.Errorf("%s: %s is tokenized here: %v", model, body, got)
+			}
+		}
 	}
 }
 

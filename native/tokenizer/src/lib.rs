@@ -1,6 +1,7 @@
 //! Chat templates and tokenizers with the C ABI of `sluice_tokenizer.h`, which is the
 //! documentation of every function here. No panic leaves the library.
 
+mod convert;
 mod encoder;
 mod error;
 mod json;
@@ -173,6 +174,7 @@ pub unsafe extern "C" fn sluice_tok_info(m: *const Handle, what: u32, out: *mut 
         let v = match what {
             0 => m.info().clone(),
             1 => m.added(),
+            2 => m.spec().clone(),
             _ => return Err(Error::new(Code::Argument, "unknown information")),
         };
         out.give(v.to_string().into_bytes());

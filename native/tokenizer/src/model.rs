@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::convert::{Runs, convert};
 use crate::encoder::Encoder;
 use crate::error::{Code, Error, Result};
 use crate::render::{Cache, Limits, Request, Template};
@@ -34,6 +35,8 @@ pub struct Model {
     added: Vec<Added>,
     pub bounds: Bounds,
     info: Json,
+    spec: Json,
+    runs: Option<Runs>,
 }
 
 /// An added token: it is split from the text before the model's own rules.
@@ -42,7 +45,7 @@ pub struct Added {
     pub token: AddedToken,
 }
 
-fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     let fail = |e: std::io::Error| Error::new(Code::NotFound, format!("{}: {e}", path.display()));
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -55,7 +58,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     std::fs::read(path).map(Some).map_err(fail)
 }
 
-fn read_json(dir: &Path, name: &str) -> Result<Json> {
+pub fn read_json(dir: &Path, name: &str) -> Result<Json> {
     let path = dir.join(name);
     let Some(text) = read(&path)? else { return Ok(Json::Null) };
     serde_json::from_slice(&text).map_err(|e| Error::new(Code::Unsupported, format!("{}: {e}", path.display())))
@@ -70,17 +73,27 @@ impl Model {
     pub fn load(dir: &Path, bounds: Bounds) -> Result<Model> {
         let config = read_json(dir, "tokenizer_config.json")?;
         let path = dir.join("tokenizer.json");
-        let Some(text) = read(&path)? else {
-            let code = if dir.is_dir() { Code::Unsupported } else { Code::NotFound };
-            return Err(Error::new(code, format!("{}: no such file", path.display())));
+        let mistral = is_mistral(dir);
+        let (text, source) = match if mistral { None } else { read(&path)? } {
+            Some(text) => (text, None),
+            None => match convert(dir, &config)? {
+                Some(c) => (c.spec.to_string().into_bytes(), Some(c)),
+                None => {
+                    let code = if dir.is_dir() { Code::Unsupported } else { Code::NotFound };
+                    return Err(Error::new(code, format!("{}: no such file, nor tekken.json, tiktoken.model or qwen.tiktoken", path.display())));
+                }
+            },
         };
+        let path = source.as_ref().map_or(path, |c| c.file.clone());
         let mut tokenizer = Tokenizer::from_bytes(&text)
             .map_err(|e| Error::new(Code::Unsupported, format!("{}: {e}", path.display())))?;
         // Truncation and padding belong to training; servers set their own.
         let _ = tokenizer.with_truncation(None);
         tokenizer.with_padding(None);
-        let plain = !add_configured_tokens(&mut tokenizer, &config);
-        let templates = templates(dir, &config)?;
+        // A conversion has all of its tokens.
+        let plain = source.is_some() || !add_configured_tokens(&mut tokenizer, &config);
+        // Mistral's servers render by code.
+        let templates = if mistral || source.as_ref().is_some_and(|c| c.format == "tekken") { BTreeMap::new() } else { templates(dir, &config)? };
         let mut added: Vec<Added> = tokenizer
             .get_added_tokens_decoder()
             .into_iter()
@@ -91,7 +104,20 @@ impl Model {
         let mut info = info(dir, &tokenizer, &config, &templates, &special)?;
         let encoder = Encoder::choose(tokenizer, &text, plain && !bounds.reference);
         info["encoder"] = json!(encoder.name());
-        Ok(Model { encoder, templates, cache: Cache::default(), special, added, bounds, info })
+        info["format"] = json!(source.as_ref().map_or("tokenizer.json", |c| c.format));
+        let runs = source.as_ref().and_then(|c| c.runs);
+        let mut spec = source.map_or(Json::Null, |c| c.spec);
+        if spec.is_object() {
+            spec["model"]["vocab"] = json!({});
+            spec["model"]["merges"] = json!([]);
+        }
+        Ok(Model { encoder, templates, cache: Cache::default(), special, added, bounds, info, spec, runs })
+    }
+
+    /// The tokenizer.json that was made from another file, without vocabulary and merges;
+    /// null if the folder has its own.
+    pub fn spec(&self) -> &Json {
+        &self.spec
     }
 
     pub fn info(&self) -> &Json {
@@ -148,8 +174,24 @@ impl Model {
     /// The ids of a text, as the engines' call of `encode`.
     pub fn encode(&self, text: &[u8], add_special: bool, admit: bool) -> Result<Vec<u32>> {
         let text = self.text(text)?;
+        if self.runs.is_some_and(|r| !r.whole(text)) {
+            return Err(Error::new(Code::Limit, "the model's own program cuts a text of this length or with such a long word"));
+        }
         self.encoder.encode(text, add_special, admit)
     }
+}
+
+/// Reports whether vLLM reads the folder with mistral-common, whatever else is in it
+/// (vLLM 0.32, tokenizers/registry.py).
+fn is_mistral(dir: &Path) -> bool {
+    let (mut weights, mut vocabulary) = (false, false);
+    for f in std::fs::read_dir(dir).into_iter().flatten().flatten().take(4096) {
+        let name = f.file_name();
+        let name = name.to_str().unwrap_or_default();
+        weights |= name.starts_with("consolidated") && name.ends_with(".safetensors");
+        vocabulary |= name == "tekken.json" || name.starts_with("tokenizer.model.v");
+    }
+    weights && vocabulary
 }
 
 /// Adds the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers

@@ -26,6 +26,9 @@ type Settings struct {
 	Developer bool
 	// Defaults is a JSON object with the server's --default-chat-template-kwargs; nil: none.
 	Defaults []byte
+	// CodeRendered says that the servers render chats by code and not by a template: only
+	// completions are read.
+	CodeRendered bool
 	// NoToolsIfNone is the server's --exclude-tools-when-tool-choice-none.
 	NoToolsIfNone bool
 }
@@ -52,6 +55,9 @@ func (in *Input) Read(api API, body []byte, s *Settings) (reason string) {
 	in.Chat, in.Text, in.AddSpecial, in.reason = in.Chat[:0], in.Text[:0], false, ""
 	if loneSurrogate(body) {
 		return "the body has half of a surrogate pair"
+	}
+	if s.CodeRendered && api != Completions {
+		return "the servers render chats of the model by code"
 	}
 	switch api {
 	case Chat:

@@ -193,6 +193,20 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestCodeRendered: of a model without a template only completions are read.
+func TestCodeRendered(t *testing.T) {
+	s := &Settings{CodeRendered: true}
+	var in Input
+	for api, body := range map[API]string{Chat: `{"messages":[{"role":"user","content":"x"}]}`, Messages: `{"messages":[{"role":"user","content":"x"}]}`, Responses: `{"input":"x"}`} {
+		if reason := in.Read(api, []byte(body), s); reason == "" {
+			t.Errorf("%s is accepted", body)
+		}
+	}
+	if reason := in.Read(Completions, []byte(`{"prompt":"x"}`), s); reason != "" || string(in.Text) != "x" {
+		t.Errorf("a completion gives %q, %q", in.Text, reason)
+	}
+}
+
 // TestSurrogates: pairs, and backslashes that only look like escapes, are text.
 func TestSurrogates(t *testing.T) {
 	for body, lone := range map[string]bool{`"\ud83e\udd8a"`: false, `"\\ud800"`: false, `"\\\ud800"`: true, `"\u00e9"`: false, `"\uD83Ex"`: true, `"\ud83e\u0041"`: true, `"\uDD8A"`: true} {
