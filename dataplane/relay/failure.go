@@ -12,7 +12,7 @@ import (
 var failures = map[Cause]sse.Failure{
 	EngineClosed:     {Message: "the engine closed the connection before the end of the stream", Code: 502},
 	ClientGone:       {Message: "the client closed its side of the connection, which ends the request", Code: 499},
-	Cancelled:        {Message: "the router ended the stream: another part of this request failed, or no engine continued it", Code: 502},
+	Cancelled:        {Message: "the router ended the stream: another part of this request failed", Code: 502},
 	Drained:          {Message: "the router is shutting down; send the request again", Code: 503},
 	EngineStalled:    {Message: "the engine sent nothing for too long", Code: 504},
 	Deadline:         {Message: "the request's deadline has passed", Code: 504},
