@@ -68,8 +68,8 @@ static void *use(void *p) {
     encode(m, i % 16);
   }
   struct sluice_tok_result r;
-  for (uint32_t what = 0; what < 3; what++) {
-    CHECK((sluice_tokenizer_info(m, what, &r) == SLUICE_TOK_OK) == (what < 2), "information %u", what);
+  for (uint32_t what = 0; what < 4; what++) {
+    CHECK((sluice_tokenizer_info(m, what, &r) == SLUICE_TOK_OK) == (what < 3), "information %u", what);
     sluice_tokenizer_free(&r);
   }
   return NULL;
