@@ -42,6 +42,9 @@ const (
 	numOutcomes
 )
 
+// Outcomes are the ends of a wait.
+var Outcomes = [...]Outcome{Dispatched, Displaced, Gone, Expired}
+
 var outcomeNames = [numOutcomes]string{"waiting", "dispatched", "displaced", "client_gone", "timeout"}
 
 // String returns the outcome as it appears in metrics.

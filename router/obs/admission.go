@@ -36,7 +36,11 @@ type admissionClass struct {
 func (a *admissionMetrics) init() {
 	a.classes.bound, a.classes.overflow = 100, otherWord
 	a.classes.create = func(string) *admissionClass {
-		return &admissionClass{wait: newHistogram(queueBounds, false), forecastError: newHistogram(queueBounds, false), suspension: newHistogram(queueBounds, false)}
+		c := &admissionClass{wait: newHistogram(queueBounds, false), forecastError: newHistogram(queueBounds, false), suspension: newHistogram(queueBounds, false)}
+		for _, outcome := range admission.Outcomes {
+			c.ended.get(outcome.String())
+		}
+		return c
 	}
 	a.refused.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
 	a.tenants.bound = maxTenants * 5
@@ -90,6 +94,7 @@ func (m *Metrics) StreamResumed(class, outcome string, took time.Duration) {
 func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
 	m.addCollector(func(p *page) {
 		for _, c := range classes() {
+			m.admission.classes.get(c.Class) // counters begin at 0, not at a class's first wait
 			labels := labelPairs("class", c.Class)
 			p.add("sluice_admission_waiting_requests", labels, float64(c.Requests))
 			p.add("sluice_admission_waiting_tokens", labels, float64(c.Tokens))
@@ -129,7 +134,9 @@ func (m *Metrics) AdmissionCounts() (classes, tenants []AdmissionCount) {
 	a := &m.admission
 	for name, c := range a.classes.all() {
 		for outcome, n := range c.ended.all() {
-			classes = append(classes, AdmissionCount{Class: name, Outcome: outcome, Requests: n.Get()})
+			if n.Get() > 0 {
+				classes = append(classes, AdmissionCount{Class: name, Outcome: outcome, Requests: n.Get()})
+			}
 		}
 		if n := c.preemptions.Get(); n > 0 {
 			classes = append(classes, AdmissionCount{Class: name, Outcome: "preempted", Requests: n})
