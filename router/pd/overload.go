@@ -133,9 +133,10 @@ func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool)
 	return true, false
 }
 
-// admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity.
+// admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity. It is
+// called for requests without a class, because others wait for capacity.
 func (q *request) admitDecode() bool {
-	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() || q.class != nil && q.waitsForAdmission() {
+	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() {
 		return true
 	}
 	q.skipped = q.skipped[:0]
