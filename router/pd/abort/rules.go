@@ -11,7 +11,8 @@ import (
 type Phase uint8
 
 const (
-	// PhasePrefill: the prefill leg runs alone and has not been answered.
+	// PhasePrefill: the prefill leg runs alone and has not been answered. Concurrent legs are in
+	// PhaseDecode or PhaseAnswer while prefill runs.
 	PhasePrefill Phase = iota
 	// PhaseBetween: prefill has answered; no decode engine has seen the handle.
 	PhaseBetween
@@ -33,16 +34,17 @@ type legClass uint8
 
 const (
 	// classUnleased: one leg without a handle, or a family whose handles lease nothing
-	// (Traits.NoLease): LMCache, storage, orchestrated.
+	// (Traits.NoLease): LMCache, storage, orchestrated, SGLang without a bootstrap port.
 	classUnleased legClass = iota
 	// classLeased: a handle leases blocks until a decode engine fetches them or the lease ends:
-	// NIXL, TensorRT-LLM, Mooncake before vLLM 0.16.
+	// NIXL, TensorRT-LLM, Mooncake before vLLM 0.16, and nixl-push where the legs run one after the
+	// other.
 	classLeased
 	// classRoom: both legs run at once and meet in a room. Each engine drops its half when its
 	// connection ends: SGLang.
 	classRoom
 	// classTransfer: both legs run at once, and prefill keeps blocks until decode asks for them
-	// or a lease ends: Mooncake.
+	// or a lease ends: Mooncake, nixl-push.
 	classTransfer
 
 	legClasses

@@ -39,7 +39,8 @@ var familyLegs = []struct {
 	concurrent bool
 	class      legClass
 }{
-	{"nixl", false, classLeased}, {"nixl-push", false, classLeased}, {"trtllm", false, classLeased},
+	{"nixl", false, classLeased}, {"trtllm", false, classLeased},
+	{"nixl-push", false, classLeased}, {"nixl-push", true, classTransfer},
 	{"mooncake", false, classLeased}, {"mooncake", true, classTransfer},
 	{"sglang", false, classUnleased}, {"sglang", true, classRoom},
 	{"lmcache", false, classUnleased}, {"storage", false, classUnleased}, {"orchestrated", false, classUnleased},
