@@ -9,7 +9,7 @@ import (
 )
 
 // reloadable lists the fields, and groups of fields, that a running router applies. All others need
-// a new process (sluice restart), for the reasons in fixed. Of workers and api_keys, which are
+// a new process (sluice restart), for the reasons in restartOnly. Of workers and api_keys, which are
 // lists, single entries are added and removed. router/app/reload.go applies each of these to a
 // running router; a test compares the two lists.
 var reloadable = []string{

@@ -8,7 +8,12 @@
 // The steps of a request (ServeInference in runner.go):
 //
 //	resolvePool      find the model's pool and make the plan             pool.go, plan.go
+//	readAdmission    find the class, the tenant and the targets          classes.go
+//	applySteering    restrict the plan to what headers ask for           steering.go
+//	beginTurn        wait until the session may be active                session.go
+//	refuseEarly      refuse a request whose target cannot be met         admission.go
 //	resolvePrompt    find the prompt's tokens and the ranks' cached part prompt.go
+//	awaitAdmission   wait until a rank can start the request             admission.go
 //	runWhole         one leg                                             attempt.go
 //	runDisaggregated two legs, in the order of the family                attempt.go
 //	  prefill → decode                                                   prefill.go, decode.go
@@ -16,10 +21,16 @@
 //	  decode, and prefill only if it declines                            answer.go (tryDecode)
 //	handleAnswer     reply, relay, or run the attempt again              answer.go, stream.go
 //
+// A request that waits in awaitAdmission is started by the dispatcher of package admission: on its
+// goroutine, TryStart reserves the rank of the first leg. If no rank has capacity, it may ask streams of
+// lower classes to leave their engines and wait in the queue themselves (preempt.go).
+//
 // State:
 //
-//   - A request (request.go) groups its state by subject and reads one configuration until it ends.
-//   - A leg (leg.go) owns the reservation and the account of one engine call.
+//   - A request (request.go) groups its state by subject and reads one configuration until it ends;
+//     settings.go lists the shared state that follows a reload at once.
+//   - A leg (leg.go) owns the reservation and the account of one engine call. Until it starts, the
+//     request owns what TryStart has reserved (releaseAdmitted).
 //
 // Rules that need neither a rank to choose nor a leg to send are packages of their own:
 //

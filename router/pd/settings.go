@@ -2,8 +2,14 @@ package pd
 
 // settings are the Options and what the runner derives from them. A settings value never
 // changes; Reload replaces the Runner's current one. A request reads the value that was
-// current when it began until it ends, and so does its stream, also when another engine continues it; it
-// never sees two configurations.
+// current when it began until it ends, and so does its stream, also when another engine continues it.
+// What requests share follows a reload at once:
+//
+//   - the admission queue, which sorts its waiting requests again and displaces those over its new bounds;
+//   - the table of sessions, and with it turns that wait;
+//   - what the Runner reads by options, such as PoolWaiters in AddWaiter and Migration in WorkerChanged.
+//
+// A waiting request asks streams to give way by its own settings, whatever theirs are.
 type settings struct {
 	Options
 	r        *Runner

@@ -7,7 +7,8 @@
 // judgement.go judges the responses of engines of any family: which failures may run again, whether a
 // stream begins with an error, and which member of a response the client must not see.
 //
-// To add a family, implement Family in a file of its own and append it to families.
+// CONTRIBUTING.md says how to add a family: a file here, and what the configuration, the simulator, the
+// tests and the documents need.
 package family
 
 import (
