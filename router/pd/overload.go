@@ -134,7 +134,7 @@ func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool)
 }
 
 // admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity. It is
-// called for requests without a class, because others wait for capacity.
+// called for requests that do not wait for capacity.
 func (q *request) admitDecode() bool {
 	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() {
 		return true

@@ -269,7 +269,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 		}
 	}
 	q.setEntryPlan()
-	if q.class == nil && !q.admitDecode() {
+	if (q.class == nil || !q.waitsForAdmission()) && !q.admitDecode() {
 		return
 	}
 	x.MarkDispatched()

@@ -80,6 +80,27 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, p0, p1, d)
 }
 
+// TestSidecarDecodeAtCapacity: no prefill runs for a request if the engine is at its limit, although
+// the admission queue, in which a sidecar's requests do not wait, is on.
+func TestSidecarDecodeAtCapacity(t *testing.T) {
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--set", "limits.rank_requests=1")
+	ask := func() *harness.Answer {
+		return harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "x-prefiller-host-port", harness.HostPort(p))
+	}
+	rank := r.Fleet.View().Workers[0].Ranks[0]
+	rank.Requests.Add(1)
+	got := ask()
+	rank.Requests.Add(-1)
+	if got.Status != 429 || got.Header.Get("X-Sluice-Reason") != "pool_overloaded" || !strings.Contains(string(got.Body), "decode") {
+		t.Errorf("status %d, reason %q: %s", got.Status, got.Header.Get("X-Sluice-Reason"), got.Body)
+	}
+	if n := p.Stats().Ranks[0].Requests; n != 0 {
+		t.Errorf("prefill served %d requests; want none", n)
+	}
+	harness.WantStatus(t, ask(), 200)
+}
+
 // TestSidecarPrefillOnlyInOrder: the order of the listed workers also decides for prefill-only
 // requests.
 func TestSidecarPrefillOnlyInOrder(t *testing.T) {
