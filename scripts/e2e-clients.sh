@@ -17,6 +17,7 @@ trap cleanup EXIT
 start() { # start NAME COMMAND...: sets $addr to the first line that the command prints
   local name=$1
   shift
+  : >"$tmp/$name.out" # the shell may read it before the command has opened it
   "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
   pids+=($!)
   for _ in $(seq 200); do
