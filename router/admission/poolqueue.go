@@ -63,8 +63,8 @@ func (l *poolQueue) charge(classes []Class, it *Item) {
 // they have been given more than the clock allows for, so that leaving and coming back does not cancel it.
 type classQueue struct {
 	tenants map[string]*tenant
-	order   []*tenant // those with a request that is not deferred: a heap, the one that goes first on top
-	idle    idleList  // those without requests
+	order   indexedHeap[*tenant] // those with a request that is not deferred
+	idle    idleList             // those without requests
 	usage   usage
 	weights int64 // of the tenants with requests
 	credit  float64
@@ -95,8 +95,8 @@ type tenant struct {
 	prev      *tenant // in the idle list
 	next      *tenant
 
-	heap     []*Item // by Due, then by arrival
-	late     *Item   // list in the order in which they became late
+	heap     indexedHeap[*Item] // by Due, then by arrival
+	late     *Item              // list in the order in which they became late
 	lateLast *Item
 }
 
@@ -221,18 +221,11 @@ func (k *classQueue) updateReady(t *tenant) {
 	case is == t.isReady:
 	case is:
 		k.turns++
-		t.isReady, t.turn, t.at = true, k.turns, len(k.order)
-		k.order = append(k.order, t)
-		k.up(t.at)
+		t.isReady, t.turn = true, k.turns
+		k.order.push(t)
 	default:
 		t.isReady = false
-		last := len(k.order) - 1
-		i := t.at
-		k.swap(i, last)
-		k.order[last] = nil
-		if k.order = k.order[:last]; i != last && !k.down(i) {
-			k.up(i)
-		}
+		k.order.remove(t)
 	}
 }
 
@@ -247,51 +240,20 @@ func (k *classQueue) charge(it *Item) {
 	t.given = max(t.given, k.floor()) + float64(it.Cost)/float64(t.weight)
 	k.turns++
 	t.turn = k.turns
-	if t.isReady && !k.down(t.at) {
-		k.up(t.at)
+	if t.isReady {
+		k.order.fix(t)
 	}
 }
 
 // next returns the head of the tenant that goes first; at least one tenant is ready.
 func (k *classQueue) next(now int64) *Item { return k.order[0].head(now) }
 
-func (k *classQueue) goesFirst(a, b *tenant) bool {
-	return a.given < b.given || a.given == b.given && a.turn < b.turn
+// goesBefore is the order of the heap of tenants.
+func (t *tenant) goesBefore(o *tenant) bool {
+	return t.given < o.given || t.given == o.given && t.turn < o.turn
 }
 
-func (k *classQueue) up(i int) {
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !k.goesFirst(k.order[i], k.order[parent]) {
-			return
-		}
-		k.swap(i, parent)
-		i = parent
-	}
-}
-
-func (k *classQueue) down(i int) (moved bool) {
-	for {
-		child := 2*i + 1
-		if child >= len(k.order) {
-			return moved
-		}
-		if right := child + 1; right < len(k.order) && k.goesFirst(k.order[right], k.order[child]) {
-			child = right
-		}
-		if !k.goesFirst(k.order[child], k.order[i]) {
-			return moved
-		}
-		k.swap(i, child)
-		i, moved = child, true
-	}
-}
-
-func (k *classQueue) swap(i, j int) {
-	o := k.order
-	o[i], o[j] = o[j], o[i]
-	o[i].at, o[j].at = i, j
-}
+func (t *tenant) place() *int { return &t.at }
 
 // ahead estimates how many tokens of the class are dispatched before a request that would be pushed now.
 func (k *classQueue) ahead(it *Item) int64 {
@@ -359,16 +321,19 @@ func (t *tenant) worst() *Item {
 	}
 	var worst *Item
 	for _, it := range t.heap[len(t.heap)/2:] { // the leaves
-		if worst == nil || before(worst, it) {
+		if worst == nil || worst.goesBefore(it) {
 			worst = it
 		}
 	}
 	return worst
 }
 
-func before(a, b *Item) bool {
-	return a.Due < b.Due || a.Due == b.Due && a.seq < b.seq
+// goesBefore is the order of a tenant's heap.
+func (it *Item) goesBefore(o *Item) bool {
+	return it.Due < o.Due || it.Due == o.Due && it.seq < o.seq
 }
+
+func (it *Item) place() *int { return &it.index }
 
 // link puts a request into the heap or, if it was late before, into the list.
 func (t *tenant) link(it *Item) {
@@ -376,9 +341,8 @@ func (t *tenant) link(it *Item) {
 		t.linkLate(it)
 		return
 	}
-	it.state, it.index = onTime, len(t.heap)
-	t.heap = append(t.heap, it)
-	t.up(it.index)
+	it.state = onTime
+	t.heap.push(it)
 }
 
 // linkLate puts a request into the list of late ones: at the end, or near the front if it returns.
@@ -409,17 +373,7 @@ func (t *tenant) linkLate(it *Item) {
 func (t *tenant) unlink(it *Item) {
 	switch it.state {
 	case onTime:
-		last := len(t.heap) - 1
-		i := it.index
-		if i != last {
-			t.heap[i] = t.heap[last]
-			t.heap[i].index = i
-		}
-		t.heap[last] = nil
-		t.heap = t.heap[:last]
-		if i != last && !t.down(i) {
-			t.up(i)
-		}
+		t.heap.remove(it)
 	case late:
 		if it.prev == nil {
 			t.late = it.next
@@ -434,38 +388,4 @@ func (t *tenant) unlink(it *Item) {
 		it.prev, it.next = nil, nil
 	}
 	it.state = idle
-}
-
-func (t *tenant) up(i int) {
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !before(t.heap[i], t.heap[parent]) {
-			return
-		}
-		t.swap(i, parent)
-		i = parent
-	}
-}
-
-func (t *tenant) down(i int) (moved bool) {
-	for {
-		child := 2*i + 1
-		if child >= len(t.heap) {
-			return moved
-		}
-		if right := child + 1; right < len(t.heap) && before(t.heap[right], t.heap[child]) {
-			child = right
-		}
-		if !before(t.heap[child], t.heap[i]) {
-			return moved
-		}
-		t.swap(i, child)
-		i, moved = child, true
-	}
-}
-
-func (t *tenant) swap(i, j int) {
-	h := t.heap
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
 }
