@@ -24,10 +24,14 @@ type model struct {
 	served map[string]map[string]float64
 	// spread is the largest fair difference in served.
 	spread map[string]float64
+	// apart is how far the tenants' accounts were apart when served began.
+	apart map[string]float64
+	// span is how far they are apart where next has looked last.
+	span float64
 }
 
 func newModel(t testing.TB, classes []Class) *model {
-	return &model{t: t, classes: classes, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}}
+	return &model{t: t, classes: classes, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}, apart: map[string]float64{}}
 }
 
 func (m *model) creditOf(pool string) []float64 {
@@ -111,6 +115,7 @@ func (m *model) next(q *Queue, pool string, now int64) *Item {
 	if want := m.head(pool, class, got.Tenant, now); want != got {
 		m.t.Fatalf("pool %s: Next returned %s; want %s of this tenant", pool, show(got), show(want))
 	}
+	m.span = m.accountsApart(pool, class)
 	// What the Queue found late stays late, in this order.
 	for it := got.tenant.late; it != nil; it = it.next {
 		if m.late[it] == 0 {
@@ -140,13 +145,14 @@ func (m *model) take(it *Item) {
 }
 
 // account checks that the tenants which have had requests since the last change of their set were given
-// equal parts, by weight.
+// equal parts, by weight, beside what one had saved before and another owed.
 func (m *model) account(it *Item) {
 	key := fmt.Sprint(it.Pool, it.Class)
 	served := m.served[key]
 	if served == nil {
 		served = map[string]float64{}
 		m.served[key] = served
+		m.apart[key] = m.span
 	}
 	served[it.Tenant] += float64(it.Cost) / float64(it.Weight)
 	least, most := math.Inf(1), 0.0
@@ -156,9 +162,21 @@ func (m *model) account(it *Item) {
 		}
 	}
 	// A tenant may be a turn and a request ahead, and another a turn and a request behind.
-	if bound := 4 * m.spread[key]; most-least > bound {
+	if bound := 4*m.spread[key] + m.apart[key]; most-least > bound {
 		m.t.Fatalf("pool %s, class %d: one tenant was given %.0f tokens by weight, another that waited as long %.0f; want at most %.0f apart", it.Pool, it.Class, most, least, bound)
 	}
+}
+
+// accountsApart returns how far the accounts of the waiting tenants of a pool and class are apart, in tokens
+// by weight.
+func (m *model) accountsApart(pool string, class int) float64 {
+	least, most := math.Inf(1), math.Inf(-1)
+	for _, it := range m.items {
+		if it.Pool == pool && it.Class == class {
+			least, most = min(least, it.tenant.given), max(most, it.tenant.given)
+		}
+	}
+	return most - least
 }
 
 // changed starts the accounts of a pool and class again: a tenant came or went, or was deferred.
