@@ -156,7 +156,7 @@ type admissionPart struct {
 	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
-	preemption      *preemption   // nil: it has asked no stream to give way
+	preemption      *preemption   // nil: it has asked for no suspension
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
 }
 

@@ -15,12 +15,12 @@ import (
 	"sluice/router/worker"
 )
 
-// Preemption: a waiting request that no rank can start asks streams of lower classes to give way. Each
+// Preemption: a waiting request that no rank can start has streams of lower classes suspended. Each
 // leaves its engine between two events, which frees its KV and its place there, waits in the admission
 // queue, and goes on by the mechanism of a migration.
 
 const (
-	// maxAsked bounds how many streams one waiting request asks to give way.
+	// maxAsked bounds how many suspensions one waiting request may ask for.
 	maxAsked = 16
 	// A request looks for streams again after searchPause, or after askPause if it has asked some: they
 	// leave at their next event.
@@ -43,7 +43,7 @@ type preemptible struct {
 	rank        *worker.Rank
 	since       monotime.Time // when the stream began on rank
 	suspensions int
-	ask         *preemption // of the request that wants the stream to give way; nil if none does
+	ask         *preemption // of the request that wants the stream suspended; nil if none does
 }
 
 // isPreemptible reports whether a stream of the request may be suspended for requests of higher classes.
@@ -67,7 +67,7 @@ func (s *streamState) preemptible() *preemptible {
 // preemption is what a waiting request has asked of streams.
 type preemption struct {
 	class string // of the request
-	pool  string // for whose ranks it waits; streams that give way do so too, behind it
+	pool  string // for whose ranks it waits; streams suspended for it wait for them too, behind it
 	ended atomic.Bool
 
 	// The dispatcher alone uses what follows.
@@ -83,7 +83,7 @@ func (p *preemption) end() {
 	}
 }
 
-// preempt asks streams of lower classes to give way to the request, on the rank where the fewest
+// preempt asks for the suspension of streams of lower classes, on the rank where the fewest
 // suffice. It runs on the dispatcher's goroutine when no rank can start the request.
 func (q *request) preempt() {
 	s := q.settings.admission
@@ -123,7 +123,7 @@ func (q *request) preempt() {
 	p.next = now.Add(askPause)
 	p.asked += len(chosen)
 	q.r.migratable.ask(from, chosen, p)
-	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: %s of lower classes on %s asked to give way", pluralize(len(chosen), "stream was", "streams were"), from.ID))
+	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: the suspension of %s of lower classes on %s was requested", pluralize(len(chosen), "stream", "streams"), from.ID))
 }
 
 // shortage is what must become free on a rank before it can start a request.
@@ -160,7 +160,7 @@ func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Dur
 	return n, n.requests > 0 || n.blocks > 0
 }
 
-// victims returns the streams on a rank that give way to a request that lacks n: those of the lowest class,
+// victims returns the streams on a rank to suspend for a request that lacks n: those of the lowest class,
 // of these the ones that have been suspended least often, of these the ones that began last. It returns nil
 // if all of them together are not enough, so that no stream is suspended without effect.
 func (m *migratableStreams) victims(r *worker.Rank, q *request, n shortage) (list []*streamState) {
@@ -200,7 +200,7 @@ func (m *migratableStreams) victims(r *worker.Rank, q *request, n shortage) (lis
 	return nil
 }
 
-// ask asks streams of one rank to give way for p.
+// ask asks for the suspension of streams of one rank for p.
 func (m *migratableStreams) ask(r *worker.Rank, list []*streamState, p *preemption) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,7 +212,7 @@ func (m *migratableStreams) ask(r *worker.Rank, list []*streamState, p *preempti
 	}
 }
 
-// takeAsk returns for which request the stream was asked to give way, once; nil if for none.
+// takeAsk returns for which request the stream is to be suspended, once; nil if for none.
 func (m *migratableStreams) takeAsk(p *preemptible) (ask *preemption) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

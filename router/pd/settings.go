@@ -9,7 +9,7 @@ package pd
 //   - the table of sessions, and with it turns that wait;
 //   - what the Runner reads by options, such as PoolWaiters in AddWaiter and Migration in WorkerChanged.
 //
-// A waiting request asks streams to give way by its own settings, whatever theirs are.
+// A waiting request has streams suspended by its own settings, whatever theirs are.
 type settings struct {
 	Options
 	r        *Runner

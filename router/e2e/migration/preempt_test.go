@@ -122,7 +122,7 @@ func TestPreemptedStreamsAreExact(t *testing.T) {
 			if notes := fmt.Sprint(m.Outcome(t, "low").Notes); strings.Count(notes, "suspended: d0/0 after ") != rounds {
 				t.Errorf("the explain record of the stream has the notes %s", notes)
 			}
-			if notes := fmt.Sprint(m.Outcome(t, "high0").Notes); !strings.Contains(notes, "asked to give way") {
+			if notes := fmt.Sprint(m.Outcome(t, "high0").Notes); !strings.Contains(notes, "was requested") {
 				t.Errorf("the explain record of the request has the notes %s", notes)
 			}
 		})
