@@ -92,9 +92,12 @@ func (m *Metrics) StreamResumed(class, outcome string, took time.Duration) {
 
 // ExposeAdmission makes each scrape report what waits in each class.
 func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
+	for _, c := range classes() {
+		m.admission.classes.get(c.Class) // counters begin at 0, not at a class's first wait
+	}
 	m.addCollector(func(p *page) {
 		for _, c := range classes() {
-			m.admission.classes.get(c.Class) // counters begin at 0, not at a class's first wait
+			m.admission.classes.get(c.Class) // of a reloaded configuration
 			labels := labelPairs("class", c.Class)
 			p.add("sluice_admission_waiting_requests", labels, float64(c.Requests))
 			p.add("sluice_admission_waiting_tokens", labels, float64(c.Tokens))
