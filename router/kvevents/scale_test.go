@@ -363,7 +363,8 @@ func TestPublishersOfAFleet(t *testing.T) {
 	runtime.LockOSThread()
 	s := &publisherFleet{incarnation: 1, payloads: recordPayloads(1)}
 	ctx := must(zmq.NewContext())
-	ctx.SetMaxSockets(3*n + 16)
+	// A restart opens 2n sockets while libzmq's reaper may still hold the 2n closed ones.
+	ctx.SetMaxSockets(4*n + 16)
 	for range n {
 		s.open(ctx, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
 		e := s.engines[len(s.engines)-1]
