@@ -136,6 +136,7 @@ func matrixPage(rows [][]string) string {
 This page shows, family by family, what happens to a request when it succeeds, when its client leaves, and when an engine fails.
 A test writes it (~go test ./router/e2e/families -run TestPDMatrix -rewrite~) with two prefill engines, two decode engines, all simulated, and a router in front of them, one request at a time.
 Every answer called right equals that of an undisturbed engine.
+The rules for a client that leaves are one table, ~rules~ in ~router/pd/abort/rules.go~; [ARCHITECTURE.md](../ARCHITECTURE.md#a-client-that-disconnects) describes how they are applied.
 
 |`))
 	for i := range harness.MatrixFamilies {
