@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -242,11 +243,11 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 	return 0
 }
 
-// oneLine replaces the control characters of a library's message, which would break the table
-// or the terminal.
+// oneLine replaces the characters of a library's message that would break the table or the terminal:
+// control characters, C1 ones included, and those that change the direction of the text.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r

@@ -243,19 +243,40 @@ func (b *bundle) list(w io.Writer, path string) error {
 	return err
 }
 
-// secretValues returns the values of the environment's variables that contain secrets of a router.
+// secretValues returns the values of the environment's variables that contain secrets of a router, and
+// the headers that it sends to a collector of traces.
 func secretValues(environ []string) (secrets []string) {
 	for _, v := range environ {
-		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "SLUICE_") && obs.IsSecret(name) {
+		name, value, _ := strings.Cut(v, "=")
+		switch {
+		case strings.HasPrefix(name, "SLUICE_") && obs.IsSecret(name):
 			secrets = append(secrets, value)
+		case strings.HasPrefix(name, "OTEL_EXPORTER_OTLP_") && strings.HasSuffix(name, "HEADERS"):
+			for header := range strings.SplitSeq(value, ",") {
+				_, secret, _ := strings.Cut(header, "=")
+				secrets = append(secrets, strings.TrimSpace(secret))
+			}
 		}
 	}
 	return secrets
 }
 
-// secretText matches credentials in text by their form: an Authorization value, a key of sluice key or
-// of OpenAI, the user part of a URL.
-var secretText = regexp.MustCompile(`(?i)(bearer\s+)[^\s"',;\\]{4,}|\bsk-[A-Za-z0-9_-]{8,}|(://[^\s/@:"]*:)[^\s/@"]+@`)
+// secretText matches credentials in text by their form. Only what precedes a credential, the first group,
+// and what follows it, the second, is kept.
+var secretText = []*regexp.Regexp{
+	regexp.MustCompile(`(?i)(authorization["']?\s*[:=]\s*["']?(?:basic|digest|negotiate|token)\s+|bearer\s+)[^\s"',;\\]{4,}`),
+	regexp.MustCompile(`(://)[^\s/"]+(@)`), // the user name and password of a URL
+	regexp.MustCompile(`(?i)([?&](?:key|sig|signature|auth|code)=)[^\s"'&\\]+`),
+	// A setting, header or parameter whose name says so; in JSON only a string.
+	regexp.MustCompile(`(?i)([\w-]*(?:(?:api|engine)[_-]?key|password|passwd|secret|credentials?|cookie|token)(?:["']\s*:\s*["']|:\s+["']?|=["']?))[^\s"'&,;{}\[\]\\]{4,}`),
+	regexp.MustCompile(`()sk-[A-Za-z0-9_-]{8,}`),         // a key of sluice key or of OpenAI
+	regexp.MustCompile(`()hf_[A-Za-z0-9]{20,}`),          // a token of Hugging Face
+	regexp.MustCompile(`()eyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), // a JSON Web Token
+	regexp.MustCompile(`(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`),
+}
+
+// secretReplacement is the template of what replaces a match of secretText.
+const secretReplacement = "${1}" + obs.MaskedValue + "${2}"
 
 // redactor returns a function that masks the secrets, and text that looks like a credential. Secrets of
 // fewer than four characters are not replaced, because they would match anything.
@@ -265,15 +286,10 @@ func redactor(secrets []string) func([]byte) []byte {
 		for _, s := range secrets {
 			text = bytes.ReplaceAll(text, []byte(s), []byte(obs.MaskedValue))
 		}
-		return secretText.ReplaceAllFunc(text, func(m []byte) []byte {
-			switch {
-			case bytes.HasPrefix(m, []byte("://")):
-				return []byte("://" + obs.MaskedValue + "@")
-			case len(m) > 6 && strings.EqualFold(string(m[:6]), "bearer"):
-				return []byte("Bearer " + obs.MaskedValue)
-			}
-			return []byte(obs.MaskedValue)
-		})
+		for _, form := range secretText {
+			text = form.ReplaceAll(text, []byte(secretReplacement))
+		}
+		return text
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,10 +172,22 @@ func TestRedactor(t *testing.T) {
 	redact := redactor([]string{"topsecret", "a", ""})
 	for text, want := range map[string]string{
 		"x topsecret y": "x [masked] y", "banana": "banana", "Authorization: Bearer abc.def-123": "Authorization: Bearer [masked]",
-		"key sk-sluice-0123456789": "key [masked]", "https://u:p@h/x": "https://[masked]@h/x", "tcp://h:1": "tcp://h:1", "http://h:1/a@b": "http://h:1/a@b",
+		"key sk-sluice-0123456789": "key [masked]", "authorization=Basic dTpw0": "authorization=Basic [masked]", "Basic authentication": "Basic authentication",
+		"https://token@h/x": "https://[masked]@h/x", "https://u:p@ss@h/x": "https://[masked]@h/x", "http://h/x?api_key=abcd&n=1": "http://h/x?api_key=[masked]&n=1", "?sig=a": "?sig=[masked]",
+		"X-Api-Key: 0a1b2c3d": "X-Api-Key: [masked]", `{"engine_key":"abcd","hf_token": "abcde"}`: `{"engine_key":"[masked]","hf_token": "[masked]"}`, "HF_TOKEN=hf_0123456789abcdefghij": "HF_TOKEN=[masked]",
+		`{"prompt_tokens":12345,"last_token":12345}`: `{"prompt_tokens":12345,"last_token":12345}`, "Set-Cookie: s=abc": "Set-Cookie: [masked]", "request=eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.c2ln-_x y": "request=[masked] y",
+		"a hf_0123456789abcdefghij b": "a [masked] b", "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx": "-----BEGIN RSA PRIVATE KEY-----[masked]-----END RSA PRIVATE KEY-----\nx",
+		"-----BEGIN PRIVATE KEY-----\nMIIE": "-----BEGIN PRIVATE KEY-----[masked]", "https://u:p@h/x": "https://[masked]@h/x", "tcp://h:1": "tcp://h:1", "http://h:1/a@b": "http://h:1/a@b",
 	} {
 		if got := string(redact([]byte(text))); got != want {
 			t.Errorf("%q: %q; want %q", text, got, want)
 		}
+	}
+}
+
+func TestSecretValues(t *testing.T) {
+	got := secretValues([]string{"SLUICE_ADMIN_TOKEN=one", "SLUICE_LISTEN=two", "OTHER_TOKEN=three", "OTEL_EXPORTER_OTLP_HEADERS=authorization=Basic%20x=, x-key = four", "OTEL_EXPORTER_OTLP_TRACES_HEADERS=five"})
+	if want := []string{"one", "Basic%20x=", "four", ""}; !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
 	}
 }
