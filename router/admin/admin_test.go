@@ -317,7 +317,9 @@ func TestConfigIsMasked(t *testing.T) {
 				Tokens  map[string]string `yaml:"tokens"`
 				Workers []map[string]any  `yaml:"workers"`
 			}{admin{"127.0.0.1:1", "s3cret-s3cret-s3cret"}, 5 * time.Second, map[string]string{"mode": "auto"},
-				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w",
+				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w", "require_api_keys": "all",
+					"kv_events": []string{"http://s3cret@h:2", "https://u:s3@cret@h/y?key=s3cret", "https://h:3?s3cret@x", "tcp://h:4"},
+					"api_keys":  []map[string]any{{"name": "team-a", "sha256": "s3cret"}},
 					"options": map[string][]string{"password": {"s3cret", "s3cret2"}}}}}
 		}
 	})
@@ -325,7 +327,8 @@ func TestConfigIsMasked(t *testing.T) {
 	if code != 200 || strings.Contains(body, "s3cret") {
 		t.Fatalf("%d %s", code, body)
 	}
-	for _, want := range []string{`"token":"[masked]"`, `"api_key":"[masked]"`, `"mode":"auto"`, `"http://u:[masked]@h:1/x"`, `"pool_wait":"5s"`} {
+	for _, want := range []string{`"token":"[masked]"`, `"api_key":"[masked]"`, `"mode":"auto"`, `"http://u:[masked]@h:1/x"`, `"pool_wait":"5s"`,
+		`"name":"team-a"`, `"sha256":"[masked]"`, `"require_api_keys":"all"`, `"http://[masked]@h:2"`, `"https://u:[masked]@h/y?[masked]"`, `"https://h:3?[masked]"`, `"tcp://h:4"`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("no %s in %s", want, body)
 		}

@@ -306,24 +306,28 @@ func maskAll(v any) any {
 	return v
 }
 
-// maskURL masks the password in a URL.
+// maskURL masks the password and the query of a URL, and a user name without a password, which may
+// be a token.
 func maskURL(s string) string {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return s
 	}
-	host, path, _ := strings.Cut(rest, "/")
-	user, at, ok := strings.Cut(host, "@")
-	if !ok {
-		return s
+	if address, _, hasQuery := strings.Cut(rest, "?"); hasQuery {
+		rest = address + "?" + obs.MaskedValue
 	}
-	name, _, hasPassword := strings.Cut(user, ":")
-	if !hasPassword {
-		return s
+	end := strings.IndexAny(rest, "/?")
+	if end < 0 {
+		end = len(rest)
 	}
-	s = scheme + "://" + name + ":" + obs.MaskedValue + "@" + at
-	if path != "" {
-		s += "/" + path
+	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
+		user, _, hasPassword := strings.Cut(rest[:at], ":")
+		if hasPassword {
+			user += ":" + obs.MaskedValue
+		} else {
+			user = obs.MaskedValue
+		}
+		rest = user + rest[at:]
 	}
-	return s
+	return scheme + "://" + rest
 }

@@ -11,10 +11,11 @@ import (
 const MaskedValue = "[masked]"
 
 // secretWords mark secrets: a value whose key contains one of them is masked.
-var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential", "engine_key"}
+var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential", "engine_key", "sha256"}
 
-// publicKeys contain one of secretWords but are not secret, such as token counts.
-var publicKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
+// publicKeys contain one of secretWords but are not secret, such as token counts, and the list of
+// clients' keys, whose names and limits operators may see; the hash of each is sha256.
+var publicKeys = []string{"api_keys", "tokens", "tokenize", "tokenizer", "token_ids"}
 
 // NewLogger returns the process's logger and its level, which may change at run time. level is
 // debug, info, warn or error (empty: info); format is text or json (empty: text). The logger masks
