@@ -111,6 +111,9 @@ func quoted(v string) string {
 		if at := strings.LastIndexByte(host, '@'); at >= 0 {
 			v = v[:i+3] + "…" + rest[at:]
 		}
+		if address, _, hasQuery := strings.Cut(v, "?"); hasQuery {
+			v = address + "?…"
+		}
 	}
 	if r := []rune(v); len(r) > 100 {
 		v = string(r[:100]) + "…"

@@ -13,8 +13,9 @@ func (c *Config) checkRequestLog(bad func(path, format string, args ...any)) {
 		}
 	}
 	if e := c.Tracing.Endpoint; e != "" {
-		if u, err := url.Parse(e); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
-			bad("tracing.endpoint", "%s; want http://HOST:PORT or https://HOST:PORT", quoted(e))
+		// The exporter does not send a query, which may be meant as a credential.
+		if u, err := url.Parse(e); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
+			bad("tracing.endpoint", "%s; want http://HOST:PORT or https://HOST:PORT, with an optional path; credentials belong in $OTEL_EXPORTER_OTLP_HEADERS", quoted(e))
 		}
 	}
 }
