@@ -41,6 +41,7 @@ var directDependencies = []string{
 	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
 	"github.com/anishathalye/porcupine",       // tests only: linearizability of the KV index
 	"github.com/dustin/go-humanize",           // numbers in tables for people
+	"github.com/go-logr/logr",                 // the log of OpenTelemetry's libraries, without credentials
 	"github.com/goccy/go-yaml",                // strict config with line and column
 	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
 	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -73,6 +75,7 @@ func New(opt Options) (*Exporter, error) {
 	if e.encoder, err = newEncoder(opt.Version); err != nil {
 		return nil, err
 	}
+	otel.SetLogger(logr.New(settingsSink{e.log}))
 	if protocol == "grpc" {
 		var o []otlptracegrpc.Option
 		if opt.Endpoint != "" {

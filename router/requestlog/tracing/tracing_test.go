@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -376,5 +377,27 @@ func TestClientBytes(t *testing.T) {
 		if s := e.Stats(); s != (Stats{Exported: 2}) || len(r.spans()) < 9 {
 			t.Errorf("%s: stats are %+v, %d spans", protocol, s, len(r.spans()))
 		}
+	}
+}
+
+// TestSettingsThatCannotBeUsed: what OpenTelemetry's libraries say about a variable goes to the router's
+// log, without the value.
+func TestSettingsThatCannotBeUsed(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "topsecret")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:topsecret@h:%zz")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "topsecret")
+	var out strings.Builder
+	e, err := New(Options{Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	for _, want := range []string{`"detail":"parse headers","reason":"missing '="`, `"detail":"parse url","reason":"not a URL"`, `"detail":"parse duration","reason":"invalid"`} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %s in %s", want, out.String())
+		}
+	}
+	if strings.Contains(out.String(), "topsecret") {
+		t.Errorf("the log has a value: %s", out.String())
 	}
 }
