@@ -33,10 +33,8 @@ def debian():
 
 
 def browser():
-    return "" if any(shutil.which(b) for b in ("chromium", "chromium-browser", "google-chrome")) else "no Chromium"
+    return have("node", "npm")() or ("" if any(shutil.which(b) for b in ("chromium", "chromium-browser", "google-chrome")) else "no Chromium")
 
-
-BROWSER = '$(command -v chromium || command -v chromium-browser || command -v google-chrome)'
 
 # Name, what it shows, the command, and a function that returns why it cannot run here ("": it can).
 CHECKS = [
@@ -48,7 +46,7 @@ CHECKS = [
     ("dashboards", "dashboards against Grafana's schema: the Grafana project's Go types; Grafana itself is in no package registry", "scripts/grafana.sh", have("go")),
     ("traces", "spans over gRPC and HTTP: the OpenTelemetry collector", "scripts/traces_test.py", have("go")),
     ("access log", "CPU of the access log as a share of a request, printed", "scripts/bench_accesslog.py --rounds 8 --seconds 1", have("taskset", "cc")),
-    ("console", "the console in a browser: Chromium", "go test -count=1 -run TestConsoleInBrowser ./router/admin -browser " + BROWSER, browser),
+    ("console", "the console in a browser: Chromium", "scripts/console-test.sh -v", browser),
     ("commands", "--json, errors, support bundle, drain, reload, restart, explain",
      "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
     ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
