@@ -91,13 +91,20 @@ func (p *pages) Ready(details bool) (int, []byte) {
 // prefillFallback reports whether the router serves requests although no prefill worker is
 // healthy: a prefill worker has become unhealthy, and decode workers may run whole requests.
 // A prefill worker that has never been healthy does not count, so that /readyz waits for
-// prefill workers at the start.
+// prefill workers at the start, but not if this process replaces one that was ready without any:
+// a restart must be possible while they are down.
 func (p *pages) prefillFallback(workers []*worker.Worker) bool {
-	had := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
-		state, _ := w.State()
-		return w.Spec.Role == worker.Prefill && state == worker.Unhealthy
-	})
-	return had && p.r.runner.PlainDecodeAllowed()
+	unhealthy, wasReady := false, false
+	for _, w := range workers {
+		if w.Spec.Role != worker.Prefill {
+			continue
+		}
+		if state, _ := w.State(); state == worker.Unhealthy {
+			unhealthy = true
+		}
+		wasReady = wasReady || slices.Contains(p.r.previous.ReadyWorkers, w.Spec.ID)
+	}
+	return (unhealthy || p.r.previous.WasReady && !wasReady) && p.r.runner.PlainDecodeAllowed()
 }
 
 // degraded lists what does not work as configured although every request is answered. It

@@ -182,6 +182,35 @@ func TestRestartFails(t *testing.T) {
 	}
 }
 
+// TestRestartWhilePrefillIsDown: a router that serves without prefill workers, because they have
+// failed, can be replaced, and the new process uses them when they are back.
+func TestRestartWhilePrefillIsDown(t *testing.T) {
+	t.Parallel()
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	r := startRestartingRouter(t, "--prefill", p.URL(), "--decode", d.URL())
+	p.Crash()
+	degraded := func() bool {
+		a := harness.Get(t, "http://"+r.Addr+"/readyz")
+		return a.Status == 200 && strings.Contains(string(a.Body), "no prefill worker is healthy")
+	}
+	testwait.UntilWithin(t, harness.TestTimeout, "the router is ready without prefill", degraded)
+	ended := r.restart(t)
+	harness.DropIdle()
+	ended()
+	if !degraded() {
+		t.Error("the new process is not ready, or does not say that prefill is down")
+	}
+	if a := harness.Post(t, "http://"+r.Addr+"/v1/chat/completions", harness.Chat("")); a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "decode-0" {
+		t.Errorf("status %d, headers %v", a.Status, a.Header)
+	}
+	if err := p.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	testwait.UntilWithin(t, harness.TestTimeout, "prefill is used again", func() bool {
+		return harness.Post(t, "http://"+r.Addr+"/v1/chat/completions", harness.Chat("")).Header.Get("X-Sluice-Prefill-Worker") != ""
+	})
+}
+
 // TestSystemdSockets: the router uses sockets passed by systemd instead of the configured
 // addresses, and notifies systemd of its start and end.
 func TestSystemdSockets(t *testing.T) {
