@@ -16,8 +16,9 @@ import (
 	"sluice/router/worker"
 )
 
-// Validate checks the whole configuration once more; for one made in code. Load
-// and Resolve have checked already.
+// Validate fills the defaults that depend on other fields and checks the whole configuration. It is
+// for a Config that was built in code: Load and Resolve have already checked theirs. The error is of
+// type Errors.
 func (c *Config) Validate() error {
 	if c.origins == nil {
 		c.origins = map[string]origin{}
@@ -28,11 +29,12 @@ func (c *Config) Validate() error {
 	return f.err()
 }
 
-// Place returns where a field was given: FILE:LINE:COLUMN, a flag or an environment variable; "" if it
-// has its default. A field without a place of its own has that of its group.
+// Place returns where the value of a field was set: FILE:LINE:COLUMN, a flag or an environment
+// variable, or "" if the field has its default. For a field without a recorded place it returns that
+// of the enclosing group.
 func (c *Config) Place(path string) string { return c.originOf(path).String() }
 
-// originOf is where a field was given, or the nearest group around it.
+// originOf returns the origin of a field, or of the nearest enclosing group that has one.
 func (c *Config) originOf(path string) origin {
 	for path != "" {
 		if o, ok := c.origins[path]; ok {
@@ -43,7 +45,7 @@ func (c *Config) originOf(path string) origin {
 	return origin{}
 }
 
-// fillDefaults fills what has its default from other fields.
+// fillDefaults sets the fields whose defaults depend on other fields.
 func (c *Config) fillDefaults() {
 	prefill := false
 	for i := range c.Workers {
@@ -72,7 +74,7 @@ func (c *Config) fillDefaults() {
 			c.PD.Family = "nixl"
 		}
 	}
-	// A model's pd holds what it says itself; the rest is the common pd's.
+	// A model's pd has only the fields that it overrides; the others are copied from pd.
 	common := reflect.ValueOf(c.PD)
 	for name, m := range c.Models {
 		if m.PD == nil {
@@ -88,8 +90,8 @@ func (c *Config) fillDefaults() {
 	}
 }
 
-// check adds a fault for everything that is wrong between fields, or in a field
-// in a way its tags cannot say.
+// check adds an error for each rule that concerns several fields, and for each rule of one field that
+// its tags cannot express.
 func (c *Config) check(f *errorList) {
 	bad := func(path, format string, args ...any) {
 		at := c.originOf(path)
@@ -142,22 +144,21 @@ func (c *Config) check(f *errorList) {
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
 	c.checkEngineAPI(bad)
-	// Each is a write to a client, and the wake-up of a timer.
+	// Each comment costs a write to the client and the wake-up of a timer.
 	if k := c.Relay.KeepAlive; k > 0 && k < minComments {
 		bad("relay.comment_interval", "%v; want %v or more, or 0", k, minComments)
 	}
-	// A body takes up to twice its size while it grows, and one must not be able
-	// to take most of what all share.
+	// The buffer of a body takes up to twice its size while it grows, and a single body must not
+	// use most of the budget of all.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
 		bad("limits.max_body", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 }
 
-// minComments is the least time between two comments to a client.
+// minComments is the shortest interval between two comments to a client.
 const minComments = 10 * time.Millisecond
 
-// minToken is the least length of the admin token; the admin server has the
-// same bound.
+// minToken is the minimum length of the admin token in bytes; the admin server has the same minimum.
 const minToken = 16
 
 type report func(path, format string, args ...any)
@@ -215,7 +216,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if pd.LeaseMargin >= pd.Lease && !inherited {
 		bad(path+".lease_margin", "%q is not less than pd.lease (%q), so no decode request could be sent; want less than that", pd.LeaseMargin, pd.Lease)
 	}
-	if f := familyOf(pd.Family); slices.Contains(families, pd.Family) && !f.plain {
+	if f := familyOf(pd.Family); slices.Contains(families, pd.Family) && !f.decodeOnly {
 		const why = "a decode worker of family %s cannot prefill; want %s, or another family"
 		if pd.LocalPrefillTokens > 0 && (path == "pd" || pd.LocalPrefillTokens != c.PD.LocalPrefillTokens) {
 			bad(path+".local_prefill_tokens", why, quoted(pd.Family), "0")
@@ -234,7 +235,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	}
 }
 
-// checkHealthPath checks the path of health probes; "" is none.
+// checkHealthPath checks the path of health probes. "" means that none is configured.
 func checkHealthPath(bad report, field, path string) {
 	visible := !strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' })
 	if path != "" && (path[0] != '/' || !visible || strings.Contains(path, "#") || len(path) > maxHealthPath) {
@@ -292,7 +293,8 @@ func (c *Config) checkWorkers(bad report) {
 
 var idForm = regexp.MustCompile(`^[A-Za-z0-9._:@-]{1,128}$`)
 
-// engineURL checks the URL of an engine and gives the form two equal ones share.
+// engineURL checks the URL of an engine and returns it in a canonical form, so that two URLs of one
+// server compare equal.
 func engineURL(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	switch {

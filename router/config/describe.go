@@ -11,8 +11,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Describe says in words what a router with this configuration would do, for
-// `sluice check`. Warnings are in it.
+// Describe returns the text that `sluice check` prints: what a router with this configuration would
+// do, followed by the warnings.
 func (c *Config) Describe() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -55,7 +55,7 @@ func (c *Config) Describe() string {
 		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
 	}
 	t, h := c.Timeouts, c.Health
-	line("\ntime-outs: prefill %s, decode %s, response head of a stream %s, between two reads of a stream %s, connect %s, wait for a worker %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
+	line("\ntimeouts: prefill %s, decode %s, response head of a stream %s, between two reads of a stream %s, connect %s, wait for a worker %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
 	line("health: a probe every %s, timeout %s, unhealthy after %d consecutive failures", h.Interval, h.Timeout, h.FailAfter)
 	if h.Scrape > 0 {
 		line("load: /metrics of every engine every %s", h.Scrape)
@@ -76,7 +76,8 @@ func (c *Config) Describe() string {
 	return b.String()
 }
 
-// describeEngineAPI says where the router can be called as an engine, and by whom.
+// describeEngineAPI describes the listeners of the engine API and the credentials that their callers
+// need.
 func (c *Config) describeEngineAPI(line func(format string, args ...any)) {
 	r := &c.EngineAPI
 	callers := "no token"
@@ -154,7 +155,7 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 		line("    decode waits for LMCache's notifications, received at %s, for at most %s", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
 	}
 	switch {
-	case !f.plain:
+	case !f.decodeOnly:
 		line("    without prefill: refused, because a decode worker cannot prefill")
 	case pd.PlainDecode:
 		line("    without prefill, or without a handle that decode can use: decode only")

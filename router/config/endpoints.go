@@ -44,8 +44,8 @@ func (c *Config) warnSharedEndpoints() (out []string) {
 	return out
 }
 
-// endpointOf is where rank k of a worker has its socket by a list of endpoints; "" where
-// the list does not say.
+// endpointOf returns the endpoint of the worker's rank with index k from a list of endpoints, or "" if
+// the list does not determine it (auto, off, or too short).
 func (w *Worker) endpointOf(list []string, k int) string {
 	if len(list) == 0 || list[0] == "auto" || list[0] == "off" {
 		return ""
@@ -63,7 +63,7 @@ func (w *Worker) endpointOf(list []string, k int) string {
 	return w.onHost(list[0], rank)
 }
 
-// onHost is an endpoint with its port moved up, and the worker's host in place of any.
+// onHost adds up to the endpoint's port and replaces a wildcard host by the worker's.
 func (w *Worker) onHost(ep string, up int) string {
 	addr, ok := strings.CutPrefix(ep, "tcp://")
 	host, port, err := net.SplitHostPort(addr)

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Socket says whether the framed socket is served.
+// Socket reports whether the framed socket is enabled, on a Unix path or a TCP address.
 func (r *EngineAPI) Socket() bool { return r.Unix != "" || r.TCP() }
 
-// TCP says whether it is served on a TCP address.
+// TCP reports whether the framed socket is enabled on a TCP address.
 func (r *EngineAPI) TCP() bool { return r.Listen != "" && r.Listen != "off" }
 
-// On says whether the router is an engine at all.
+// On reports whether the engine API is enabled, over HTTP or the framed socket.
 func (r *EngineAPI) On() bool { return r.HTTP || r.Socket() }
 
 func (c *Config) checkEngineAPI(bad report) {
@@ -53,5 +53,6 @@ func (c *Config) checkEngineAPI(bad report) {
 	}
 }
 
-// maxSocketPath is what Linux takes in sockaddr_un, without the closing zero.
+// maxSocketPath is the longest path that fits into Linux's sockaddr_un, without the terminating zero
+// byte.
 const maxSocketPath = 107

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// origin is where a value was given: a place in a file, an environment
-// variable, or a flag.
+// origin is where a value was set: a place in a file, an environment variable, or a flag.
 type origin struct {
 	file      string
 	line, col int
@@ -22,10 +21,10 @@ func (o origin) String() string {
 	return o.file + ":" + strconv.Itoa(o.line) + ":" + strconv.Itoa(o.col)
 }
 
-// Error is one fault of a configuration.
+// Error is one error in a configuration.
 type Error struct {
-	File      string // "" when it was not given in a file
-	Line, Col int    // from 1; 0 when it was not given in a file
+	File      string // "" if the value was not set in a file
+	Line, Col int    // from 1; 0 if the value was not set in a file
 	From      string // the environment variable or flag; "" for a file
 	Field     string // "timeouts.prefill", "workers[2].url"; "" for the file itself
 	Msg       string // what is wrong, the value quoted, and what would be accepted
@@ -43,10 +42,10 @@ func (e *Error) Error() string {
 	return strings.Join(append(parts, e.Msg), ": ")
 }
 
-// Errors are all faults found, in the order of the file.
+// Errors are all errors of a configuration, in the order of the file.
 type Errors []*Error
 
-// Error implements error: a line for each.
+// Error implements error. The text has one line for each error.
 func (es Errors) Error() string {
 	if len(es) == 1 {
 		return "config: cannot use the configuration: " + es[0].Error()
@@ -59,7 +58,7 @@ func (es Errors) Error() string {
 	return b.String()
 }
 
-// Unwrap lets errors.As find each Error.
+// Unwrap returns the list, so that errors.As finds each Error.
 func (es Errors) Unwrap() []error {
 	list := make([]error, len(es))
 	for i, e := range es {
@@ -68,8 +67,8 @@ func (es Errors) Unwrap() []error {
 	return list
 }
 
-// errorList collects errors; maxErrors keeps a file of garbage from making more
-// text than anyone reads.
+// errorList collects errors. It keeps the first maxErrors and counts the others, so that the report
+// about a file that is not a configuration at all stays readable.
 type errorList struct {
 	list Errors
 	more int
@@ -85,7 +84,7 @@ func (f *errorList) add(at origin, field, format string, args ...any) {
 	f.list = append(f.list, &Error{at.file, at.line, at.col, at.from, field, fmt.Sprintf(format, args...)})
 }
 
-// err is nil when nothing was added.
+// err returns the collected errors as Errors, or nil if there are none.
 func (f *errorList) err() error {
 	if len(f.list) == 0 {
 		return nil
@@ -103,7 +102,8 @@ func (f *errorList) err() error {
 	return f.list
 }
 
-// quoted shows a value in an error, cut and with passwords of URLs hidden.
+// quoted quotes a value for an error message. It shortens long values and removes the user name and
+// password of a URL.
 func quoted(v string) string {
 	if i := strings.Index(v, "://"); i >= 0 {
 		rest := v[i+3:]
@@ -121,11 +121,11 @@ func quoted(v string) string {
 	return strconv.Quote(v)
 }
 
-// Suggestion returns the known word nearest to a mistyped one as " (did you mean …?)", "" if none is
-// near.
+// Suggestion returns " (did you mean …?)" with the known word that is nearest to got, or "" if none is
+// similar enough.
 func Suggestion(got string, known []string) string { return suggestion(got, known) }
 
-// suggestion names the known word nearest to a mistyped one, "" when none is near.
+// suggestion implements Suggestion.
 func suggestion(got string, known []string) string {
 	if best := nearest(got, known); best != "" {
 		return fmt.Sprintf(" (did you mean %q?)", best)
@@ -143,8 +143,9 @@ func nearest(got string, known []string) string {
 	return best
 }
 
-// distance is the edit distance with swaps of neighbours, of words as long as
-// names in a config are; longer ones are far from everything.
+// distance returns the edit distance of two words, in which a swap of neighbouring letters counts as
+// one edit. Words longer than any name of a configuration are at a great distance from all others, so
+// that the cost is bounded.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

@@ -36,8 +36,9 @@ func (c *Config) checkKeys(bad report) {
 	}
 }
 
-// CanReloadKeys says whether other's keys may take the place of c's while the router
-// runs: from some to some. To ask for keys at all, or no longer, is another router.
+// CanReloadKeys reports whether a running router can replace its API keys by those of other, which
+// requires that both have keys. With the first key, or without the last, the router starts or stops
+// authenticating clients, which needs a new process.
 func (c *Config) CanReloadKeys(other *Config) bool {
 	return len(c.APIKeys) > 0 && len(other.APIKeys) > 0
 }

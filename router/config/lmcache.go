@@ -9,7 +9,7 @@ import (
 	"sluice/router/worker"
 )
 
-// UsesFamily says whether the common pd or a model's is of a family.
+// UsesFamily reports whether pd.family, or that of any model, is name.
 func (c *Config) UsesFamily(name string) bool {
 	if c.PD.Family == name {
 		return true
@@ -22,7 +22,7 @@ func (c *Config) UsesFamily(name string) bool {
 	return false
 }
 
-// NotifyEndpoint is where receiving LMCache's notifications, as ZMQ binds it.
+// NotifyEndpoint returns the ZMQ endpoint to bind for LMCache's notifications.
 func (l *LMCache) NotifyEndpoint() string {
 	port := strconv.Itoa(l.ProxyPort)
 	if l.ProxyPort == 0 {
@@ -31,8 +31,8 @@ func (l *LMCache) NotifyEndpoint() string {
 	return "tcp://" + net.JoinHostPort(l.ProxyHost, port)
 }
 
-// withPeer gives a decode worker's options with the common LMCache ports and
-// host where it has none of its own.
+// withPeer returns the options of a worker. Those of a decode worker include the common LMCache ports
+// and host, unless the worker sets its own.
 func (c *Config) withPeer(w *Worker) map[string][]string {
 	l := &c.LMCache
 	if w.Role == worker.Prefill {

@@ -80,8 +80,8 @@ func (r EngineAPI) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields(r))
 }
 
-// configFields is Config without its methods, so that printing does not recurse;
-// Admin, Register and Routed keep their own.
+// configFields is Config without its methods, so that printing one does not recurse. The fields of
+// types Admin, Register and EngineAPI still mask their secrets.
 type configFields Config
 
 // String shows every value but secrets.

@@ -13,8 +13,8 @@ import (
 	"sluice/router/worker"
 )
 
-// forEachField calls f for every field that one text can set: scalars and lists of
-// words, of the fixed part of the tree (not of workers and models).
+// forEachField calls f for each field that a single text can set: the scalars and lists of strings
+// outside of workers, models and other lists of entries.
 func forEachField(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
 	for _, field := range fieldsOf(v.Type()) {
 		sub, fv := joinPath(path, field.Tag.Get("yaml")), v.FieldByIndex(field.Index)
@@ -28,7 +28,7 @@ func forEachField(v reflect.Value, path string, f func(path string, v reflect.Va
 	}
 }
 
-// set gives one field, by its path, the value of text.
+// set parses text into the field at path. from is the flag or environment variable that errors name.
 func (c *Config) set(path, text string, from string, errs *errorList) {
 	at := origin{from: from}
 	var known []string
@@ -94,11 +94,12 @@ func nearFields(path string, known []string) string {
 	return "`sluice config print-defaults` and docs/config.md list the fields"
 }
 
-// needsNoQuotes takes the quotes off the words of a list in YAML's form.
+// needsNoQuotes removes the quotes from a list that was written in YAML's syntax, for the suggestion
+// in an error.
 var needsNoQuotes = strings.NewReplacer(`"`, "", `'`, "")
 
-// addWorker takes a worker of a flag or the environment in; it replaces the one
-// of the same id.
+// addWorker adds the worker of a flag or an environment variable. It replaces a worker with the same
+// id from another source.
 func (c *Config) addWorker(role worker.Role, text, from string, errs *errorList) {
 	at := origin{from: from}
 	w, err := ParseWorker(role, text)
@@ -109,7 +110,7 @@ func (c *Config) addWorker(role worker.Role, text, from string, errs *errorList)
 	i := len(c.Workers)
 	if w.ID != "" {
 		if same := slices.IndexFunc(c.Workers, func(o Worker) bool { return o.ID == w.ID }); same >= 0 {
-			// Only what came from elsewhere is replaced: an id twice on one command line is a fault.
+			// Replace only a worker of another source: an id used twice on one command line is an error.
 			if c.originOf(fmt.Sprintf("workers[%d]", same)).from != from {
 				i = same
 			}
@@ -134,15 +135,16 @@ var workerVariables = []struct {
 	role worker.Role
 }{{"SLUICE_ENGINE", worker.Aggregated}, {"SLUICE_PREFILL", worker.Prefill}, {"SLUICE_DECODE", worker.Decode}}
 
-// serviceVar is what Kubernetes adds for a service named sluice or sluice-admin;
-// it is nobody's typing mistake.
+// serviceVar matches the variables that Kubernetes sets for a service named sluice or sluice-admin, so
+// that they are not reported as unknown.
 var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$`)
 
-// applyEnv puts the variables of environ ("NAME=value") over c: SLUICE_ and the
-// path of a field, and SLUICE_ENGINE, SLUICE_PREFILL, SLUICE_DECODE, each a list
-// of workers separated by spaces. A name that begins as a group of fields does but
-// ends in none is a fault, like an unknown field in a file. Another one that is near to
-// a known name gets a warning only: who starts the process may have variables of their own.
+// applyEnv sets fields from environ, whose elements are "NAME=value". The name of a field's variable
+// is SLUICE_ and the field's path. SLUICE_ENGINE, SLUICE_PREFILL and SLUICE_DECODE each have a list of
+// workers separated by spaces.
+// A name that begins like a group of fields and matches none is an error, as an unknown field of a
+// file is. Any other name that is similar to a known one gets only a warning, because the variable may
+// belong to another program.
 func (c *Config) applyEnv(environ []string, f *errorList) {
 	names := map[string]string{} // variable -> path
 	groups := map[string]bool{}
@@ -207,10 +209,11 @@ func (c *Config) applyEnv(environ []string, f *errorList) {
 
 const (
 	varPrefix = "SLUICE_"
-	configVar = varPrefix + "CONFIG" // of ConfigPath
+	configVar = varPrefix + "CONFIG" // the file, see ConfigPath
 )
 
-// warnUnknownVar warns of a variable that sets nothing, if one that does is near.
+// warnUnknownVar adds a warning if the variable sets nothing and its name is similar to that of one
+// that does.
 func (c *Config) warnUnknownVar(name string, fields map[string]string) {
 	known := []string{strings.TrimPrefix(configVar, varPrefix)}
 	for n := range fields {
@@ -225,15 +228,15 @@ func (c *Config) warnUnknownVar(name string, fields map[string]string) {
 	}
 }
 
-// InputWarnings are warnings of what the file, the environment and the flags say: old names, and
-// variables that set nothing although their name is near to one that does.
+// InputWarnings returns warnings about the file, the environment and the flags: old names of fields,
+// and variables that set nothing but are similar to a known one.
 func (c *Config) InputWarnings() []string { return c.inputWarnings }
 
 func envName(path string) string {
 	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// Flags are the configuration's flags of one command line.
+// Flags holds the configuration flags of one command line.
 type Flags struct {
 	config  string
 	sets    []setting
@@ -248,7 +251,7 @@ type workerFlag struct {
 	text string
 }
 
-// namedFlags are the fields that have a flag of their own; --set does the rest.
+// namedFlags are the fields that have a flag of their own; --set sets all others.
 var namedFlags = []struct{ name, path, usage string }{
 	{"listen", "listen", "`ADDR` for clients; port 0 selects a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
@@ -298,18 +301,19 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 	return f
 }
 
-// accessPaths are the fields that say how engines are reached.
+// accessPaths are the fields that determine how the router connects to engines.
 var accessPaths = []string{"engine_key", "engine_tls.ca", "engine_tls.cert", "engine_tls.key"}
 
-// RegisterAccessFlags adds --set to fs for a command that asks engines and reads no
-// configuration; Access is the way on.
+// RegisterAccessFlags adds --set to fs for a command that connects to engines and reads no
+// configuration. Flags.Access returns the result.
 func RegisterAccessFlags(fs *flag.FlagSet) *Flags {
 	f := &Flags{}
 	f.set(fs, "`PATH=VALUE` of "+joinOr(accessPaths)+"; may be repeated")
 	return f
 }
 
-// Access is the defaults with the fields of accessPaths that environ and the flags set.
+// Access returns the default configuration with the fields of accessPaths set from environ and the
+// flags.
 func (f *Flags) Access(environ []string) (*Config, error) {
 	c, found := Default(), &errorList{}
 	environ = slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
@@ -354,7 +358,7 @@ func (f *Flags) set(fs *flag.FlagSet, usage string) {
 	})
 }
 
-// ConfigPath is the file named by --config, else by SLUICE_CONFIG; "" for none.
+// ConfigPath returns the value of --config, else of SLUICE_CONFIG, or "".
 func (f *Flags) ConfigPath() string {
 	if f.config != "" {
 		return f.config
@@ -362,7 +366,7 @@ func (f *Flags) ConfigPath() string {
 	return os.Getenv(configVar)
 }
 
-// applySets sets the fields that --set and the named flags say.
+// applySets sets the fields of --set and of the named flags.
 func (f *Flags) applySets(c *Config, errs *errorList) {
 	old, used := oldPaths(), given{}
 	for _, s := range f.sets {
@@ -379,7 +383,7 @@ func (f *Flags) applySets(c *Config, errs *errorList) {
 	}
 }
 
-// apply puts the flags over c and checks the whole.
+// apply applies the flags to c and checks the result.
 func (f *Flags) apply(c *Config, errs *errorList) error {
 	f.applySets(c, errs)
 	for _, w := range f.workers {
@@ -390,8 +394,9 @@ func (f *Flags) apply(c *Config, errs *errorList) error {
 	return errs.err()
 }
 
-// Resolve is the whole way of a command: the file if one is named, the
-// environment, the flags, and the checks.
+// Resolve builds the configuration of a command: it reads the file, if one is named, applies the
+// environment and then the flags, and checks the result. Errors are of type Errors, except for a file
+// that cannot be read.
 func (f *Flags) Resolve(environ []string) (*Config, error) {
 	path := f.ConfigPath()
 	if path == "" {
@@ -405,8 +410,9 @@ func (f *Flags) Resolve(environ []string) (*Config, error) {
 	reparse := func(text []byte) (*Config, error) {
 		var found errorList
 		if isBlank(text) && !was {
-			// An editor that is not done, or a disk that was full: not a fleet of none.
-			found.add(origin{file: path, line: 1, col: 1}, "", "the file is empty, and was not before; want what is to change, or a comment to say that nothing is set")
+			// An editor that is still writing, or a full disk, leaves an empty file; it must not remove
+			// all workers.
+			found.add(origin{file: path, line: 1, col: 1}, "", "the file is empty and was not when it was read before; want the new configuration, or a comment if nothing is to be set")
 			return nil, found.err()
 		}
 		return f.applyOver(read(path, text, &found), environ, &found)
@@ -419,8 +425,8 @@ func (f *Flags) Resolve(environ []string) (*Config, error) {
 	return c, nil
 }
 
-// LogFormat returns log.format of file, environment and flags, even if other fields have errors, for
-// the message about them. It is the default if it has an error itself.
+// LogFormat returns log.format from the file, the environment and the flags, so that errors in other
+// fields can be reported in that format. It returns the default if log.format itself has an error.
 func (f *Flags) LogFormat(environ []string) string {
 	c, errs := Default(), &errorList{}
 	if path := f.ConfigPath(); path != "" {
@@ -433,16 +439,16 @@ func (f *Flags) LogFormat(environ []string) string {
 	return c.Log.Format
 }
 
-// isBlank says whether a file's text is none, not even a comment.
+// isBlank reports whether text contains nothing but white space; a comment counts as content.
 func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
-// LoadWithEnv is Load with the environment over the file.
+// LoadWithEnv reads the file at path, applies the environment, and checks the result.
 func LoadWithEnv(path string, environ []string) (*Config, error) {
 	return (&Flags{config: path}).Resolve(environ)
 }
 
-// applyOver puts environment and flags over c, and checks the whole: found are the faults
-// of c's file.
+// applyOver applies the environment and the flags to c and checks the result. found has the errors of
+// c's file.
 func (f *Flags) applyOver(c *Config, environ []string, found *errorList) (*Config, error) {
 	c.applyEnv(environ, found)
 	if err := f.apply(c, found); err != nil {

@@ -28,7 +28,7 @@ func (c *Config) checkProxies(bad report) {
 	}
 }
 
-// TrustedProxies are the networks of proxies.trusted, of a Config that has been checked.
+// TrustedProxies returns the networks of proxies.trusted. c must have been checked.
 func (c *Config) TrustedProxies() proxyproto.Networks {
 	n, _ := proxyproto.ParseNetworks(c.Proxies.Trusted)
 	return n
@@ -68,8 +68,8 @@ func (c *Config) checkCORS(bad report) {
 	}
 }
 
-// checkMediaHosts wants hosts without scheme, port or path: they are compared with the host
-// of a URL alone.
+// checkMediaHosts requires hosts without scheme, port or path, because only the host of a URL is
+// compared with them.
 func (c *Config) checkMediaHosts(bad report) {
 	for i, h := range c.MediaHosts {
 		name := strings.TrimPrefix(h, "*.")

@@ -28,37 +28,37 @@ var reloadable = []string{
 	"index.approx_ttl", "registration.token", "registration.lease", "registration.max_lease", "registration.max_workers",
 }
 
-// Reloadable says whether a running router takes over the field of this path.
+// Reloadable reports whether a reload applies a change of the field at path to a running router.
 func Reloadable(path string) bool {
 	return slices.ContainsFunc(reloadable, func(p string) bool { return path == p || strings.HasPrefix(path, p+".") })
 }
 
-// Effect is what becomes of a change.
+// Effect is the effect of a change on a running router.
 type Effect string
 
 // The effects of a change.
 const (
-	Applied Effect = "applied" // the running router has it
+	Applied Effect = "applied" // a reload applies it to the running router
 	Restart Effect = "restart" // it needs a new process: sluice restart
 )
 
-// Change is one field whose value differs. Values are as the file has them; "" is
-// none, and secrets are hidden: of one that changed, both are.
+// Change is one field whose value differs. Values are formatted as in a file; "" means that the
+// field is not set. Both values of a secret are masked.
 type Change struct {
 	Path   string `json:"path"` // timeouts.prefill, workers["prefill-0"].labels
 	Old    string `json:"old"`
 	New    string `json:"new"`
 	Effect Effect `json:"effect"`
-	Reason string `json:"why,omitempty"` // it needs a new process
-	// Warning says what is likely not meant.
+	Reason string `json:"why,omitempty"` // why it needs a new process; "" if Effect is Applied
+	// Warning describes a change that is probably not intended.
 	Warning string `json:"warning,omitempty"`
 }
 
-// noWorkers is the Warning of a change that takes out the file's last worker.
-const noWorkers = "the file contains no worker any more: requests are refused unless another source has workers"
+// noWorkers is the Warning of a change that removes the last worker of the file.
+const noWorkers = "the file no longer contains a worker: requests are refused unless another source has workers"
 
-// Changes are those from c, which runs, to next, which was read, in the order of the
-// struct.
+// Changes returns the fields whose values differ between c, the running configuration, and next, in
+// the order of the struct.
 func (c *Config) Changes(next *Config) []Change {
 	d := changeCollector{}
 	d.walk(reflect.ValueOf(*c), reflect.ValueOf(*next), "", "")
@@ -71,9 +71,9 @@ func (c *Config) Changes(next *Config) []Change {
 	return d.changes
 }
 
-// Apply is c with all of next that a running router takes over. It is checked as a
-// whole, since fields that stay as they were may not go with those that are new. c and
-// next are left as they are.
+// Apply returns a copy of c with the reloadable fields of next, which is what the running router uses
+// after a reload. Apply checks the combination, because a new value may be invalid together with one
+// that stays as it is until a restart. It modifies neither c nor next.
 func (c *Config) Apply(next *Config) (*Config, error) {
 	merged := *c
 	merged.origins = next.origins
@@ -87,7 +87,7 @@ func (c *Config) Apply(next *Config) (*Config, error) {
 		merged.Models = next.Models
 	}
 	checked := merged
-	if c.PD.Family == "off" { // prefill workers that are new wait for the restart
+	if c.PD.Family == "off" { // new prefill workers have no effect until the restart
 		checked.PD.Family = next.PD.Family
 	}
 	var f errorList
@@ -98,7 +98,8 @@ func (c *Config) Apply(next *Config) (*Config, error) {
 	return &merged, nil
 }
 
-// ApplyLists is Apply for workers and keys alone, which are followed without being asked.
+// ApplyLists is Apply for workers and API keys only, whose changes in the file are applied without a
+// reload command.
 func (c *Config) ApplyLists(next *Config) *Config {
 	merged := *c
 	merged.applyLists(next)
@@ -112,8 +113,8 @@ func (c *Config) applyLists(next *Config) {
 	}
 }
 
-// sameModels says whether the models' overrides are of the same models and families: a
-// running router has what belongs to a family, or not.
+// sameModels reports whether a and b override the same models with the same families. Only then can a
+// running router apply the overrides, because it creates the parts of a family at the start.
 func sameModels(a, b *Config) bool {
 	if a.PD.Family != b.PD.Family {
 		return false
@@ -123,7 +124,7 @@ func sameModels(a, b *Config) bool {
 	})
 }
 
-// at is the field of a path that leaves has named.
+// at returns the field at a path of forEachField.
 func at(c *Config, path string) (field reflect.Value) {
 	v := reflect.ValueOf(c).Elem()
 	for name := range strings.SplitSeq(path, ".") {
@@ -151,8 +152,8 @@ func (d *changeCollector) add(path, old, next string, applied bool) {
 	d.changes = append(d.changes, c)
 }
 
-// walk compares two values of one type. within is the effect of a list's entries, ""
-// where each field has its own.
+// walk compares two values of one type. within is the effect of every change inside an entry of a
+// list; outside of lists it is "", and each field has an effect of its own.
 func (d *changeCollector) walk(a, b reflect.Value, path string, within Effect) {
 	if a.Type() == reflect.TypeFor[Config]() {
 		d.old, d.next = new(Config), new(Config)
@@ -189,13 +190,13 @@ func (d *changeCollector) field(a, b reflect.Value, path string, tag reflect.Str
 	}
 }
 
-// entries compares two lists by what names their entries.
+// entries compares two lists whose entries are identified by key.
 func (d *changeCollector) entries(a, b reflect.Value, path string, effect Effect, key func(reflect.Value) string) {
 	index := func(v reflect.Value) (names []string, by map[string]reflect.Value) {
 		by = map[string]reflect.Value{}
 		for i := range v.Len() {
 			name := key(v.Index(i))
-			for n := 2; ; n++ { // of two that are named alike, the second is another
+			for n := 2; ; n++ { // number the entries that have the same name
 				if _, twice := by[name]; !twice {
 					break
 				}
@@ -240,16 +241,16 @@ func (d *changeCollector) models(a, b reflect.Value) {
 		x, y := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name))
 		switch {
 		case !x.IsValid():
-			d.add(path, "", "given", false)
+			d.add(path, "", "configured", false)
 		case !y.IsValid():
-			d.add(path, "given", "", false)
+			d.add(path, "configured", "", false)
 		default:
 			d.walk(x, y, path, effect)
 		}
 	}
 }
 
-// workerName is a worker's id, else its URL.
+// workerName returns a worker's id, or its URL if it has none.
 func workerName(v reflect.Value) string {
 	if id := v.FieldByName("ID").String(); id != "" {
 		return id
@@ -257,7 +258,7 @@ func workerName(v reflect.Value) string {
 	return v.FieldByName("URL").String()
 }
 
-// entryText shows the fields of a list's entry that are set.
+// entryText formats the fields of a list's entry that are set.
 func entryText(v reflect.Value) string {
 	var parts []string
 	for _, f := range fieldsOf(v.Type()) {
@@ -270,7 +271,7 @@ func entryText(v reflect.Value) string {
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 
-// fieldText shows a value as the file has it, a secret hidden.
+// fieldText formats a value as it is written in a file. Secrets are masked.
 func fieldText(v reflect.Value, tag reflect.StructTag) string {
 	switch {
 	case v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Pointer):

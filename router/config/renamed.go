@@ -57,11 +57,12 @@ func renamedWarning(at, old, present string) string {
 	return fmt.Sprintf("%s: %s is now named %s; the old name is accepted in this release only", at, old, present)
 }
 
-// given records by which name each field was set in one layer: a file's mapping, the
+// given records the name by which each field was set in one layer: a mapping of the file, the
 // environment, or the flags.
 type given map[string]string
 
-// conflict is the name by which path was set before in this layer, if it was another one.
+// conflict records that path was set by name. If the same layer has set it by another name, conflict
+// returns that name and true.
 func (g given) conflict(path, name string) (before string, conflicts bool) {
 	before, exists := g[path]
 	g[path] = name

@@ -9,12 +9,12 @@ import (
 	"sluice/router/worker"
 )
 
-// Path is the file that the configuration was read from; "" for none.
+// Path returns the file that the configuration was read from, or "".
 func (c *Config) Path() string { return c.path }
 
-// Reread makes the configuration of a new text of its file, with the same
-// environment and flags over it. Of the result Apply takes over what a running router
-// can.
+// Reread parses text as the new content of the configuration's file, with the same environment and
+// flags applied. It fails if c was not read from a file. Apply merges the result into the running
+// configuration.
 func (c *Config) Reread(text []byte) (*Config, error) {
 	if c.reparse == nil {
 		return nil, fmt.Errorf("config: cannot read the configuration again: it was not read from a file")
@@ -22,10 +22,9 @@ func (c *Config) Reread(text []byte) (*Config, error) {
 	return c.reparse(text)
 }
 
-// ParseWorkers reads a file that holds workers alone, as discovery.file names
-// one. name stands for it in errors; they are Errors, each with its place. A
-// worker without an id has none here: it is named after its role and address,
-// which stay the same when the list around it changes.
+// ParseWorkers parses a file that contains only workers, such as that of discovery.file. name
+// identifies the file in errors, which are of type Errors. A worker without an id keeps none: the
+// fleet names it by its role and address, which do not depend on its position in the list.
 func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 	var f errorList
 	c := Default()
@@ -37,8 +36,9 @@ func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 		d.value(root, reflect.ValueOf(&file).Elem(), "", "")
 	}
 	if _, given := c.origins["workers"]; !given && len(f.list) == 0 {
-		// An editor that is not done, or a disk that was full: not a fleet of none.
-		f.add(origin{file: name, line: 1, col: 1}, "workers", `there is no such field; want "workers: []" to say that there is none`)
+		// An editor that is still writing, or a full disk, leaves an empty file; it must not remove
+		// all workers.
+		f.add(origin{file: name, line: 1, col: 1}, "workers", `the field is missing; want "workers: []" for a file without workers`)
 	}
 	c.Workers = file.Workers
 	c.fillDefaults()
@@ -53,8 +53,8 @@ func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 	return specs, nil
 }
 
-// CheckWorker checks one worker as an entry of workers is checked; for sources
-// that combine values. The error names fields as the file does.
+// CheckWorker checks one worker by the rules for an entry of workers. It is for sources that combine
+// values from several places. The error names the fields as in a file.
 func CheckWorker(w Worker) error {
 	c := Default()
 	if w.BlockSize < 0 || w.BlockSize > 1<<20 {

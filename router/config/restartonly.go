@@ -10,9 +10,9 @@ type restartOnlyFields struct {
 	paths []string
 }
 
-// restartOnly says why a running router cannot take over a field or a group of fields: the
-// change would break connected clients, or the object made from it cannot be replaced while
-// requests use it. A test fails for a field that is neither here nor in reloadable.
+// restartOnly has the reason why a reload cannot apply a field or a group of fields: the change would
+// break connected clients, or the object that was created from it cannot be replaced while requests
+// use it. A test fails for a field that is neither here nor in reloadable.
 var restartOnly = []restartOnlyFields{
 	{"the socket is bound at the start; a restart passes it on, or binds the new one, without losing a request",
 		[]string{"listen", "admin.listen", "engine_api.listen", "engine_api.unix_socket", "engine_api.http", "registration.listen", "lmcache.proxy_host", "lmcache.proxy_port", "transfers.zmq_listen"}},
@@ -38,11 +38,11 @@ var restartOnly = []restartOnlyFields{
 	{"the table of records is created with this size", []string{"schedule.explain", "admin.timelines"}},
 }
 
-// restartReason is why a field needs a new process; "" for a field that does not, or whose reason
-// lies in what it is changed to.
+// restartReason returns why a change of the field at path needs a new process. It returns "" for a
+// reloadable field, and for one whose reason depends on the change (entryRestartReason).
 func restartReason(path string) string {
 	for _, f := range restartOnly {
-		if slices.Contains(f.paths, path) { // a field's own reason goes before its group's
+		if slices.Contains(f.paths, path) { // the reason of a field takes precedence over that of its group
 			return f.why
 		}
 	}
@@ -54,13 +54,13 @@ func restartReason(path string) string {
 	return ""
 }
 
-// entryRestartReason is why an entry of a list needs a new process.
+// entryRestartReason returns why a change of a list's entry needs a new process.
 func entryRestartReason(path string) string {
 	switch list, _, _ := strings.Cut(path, "["); list {
 	case "api_keys":
-		return "between no keys and some, what clients show goes to engines, or does not; that changes with the process"
+		return "the first key starts the authentication of clients, and the removal of the last one ends it; engines then get or no longer get the clients' own keys"
 	case "models":
-		return "models with settings of their own come, go and change their family with the process: what belongs to a family is made when it starts"
+		return "the parts of a family are created at the start, so a model's pd cannot be added, removed or given another family"
 	case "discovery.dns":
 		return restartReason("discovery.dns")
 	}

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// Sample renders every field but workers and models as YAML for a file to begin
-// with: those of set, by their paths, with the values given there, all others as
-// comments with their defaults.
+// Sample returns a configuration file to start from: the fields of set, which maps paths to values,
+// and all other fields but workers and models as comments with their defaults.
 func Sample(set map[string]string) string {
 	var b strings.Builder
 	group := ""
@@ -61,7 +60,7 @@ func anyBelow(set map[string]string, group string) bool {
 	return false
 }
 
-// scalarYAML is a field's value as setScalar reads it.
+// scalarYAML formats a field's value in the syntax that setScalar reads.
 func scalarYAML(v reflect.Value, tag reflect.StructTag) string {
 	if d, ok := v.Interface().(time.Duration); ok {
 		if d < 0 && tag.Get("off") != "" {

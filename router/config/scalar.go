@@ -14,8 +14,8 @@ import (
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// setScalar reads text into one field by its type and tags. The error says what
-// is wrong and what would be accepted; the caller names the place.
+// setScalar parses text into a field by its type and tags. The error gives the value and what is
+// accepted; the caller adds the place.
 func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if err := u.UnmarshalText([]byte(text)); err != nil {
@@ -34,7 +34,7 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 			return nil
 		}
 		if unit := tag.Get("bare"); unit != "" && strings.Trim(text, "0123456789") == "" {
-			text += unit // as other routers' flags of the same name take it
+			text += unit // flags of the same names in other routers accept a number of seconds
 		}
 		d, err := time.ParseDuration(text)
 		if err != nil {
@@ -86,12 +86,13 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 		}
 		return checkRange(x, tag, shown, func(s string) float64 { return mustParse(strconv.ParseFloat(s, 64)) }, func() { v.SetFloat(x) })
 	default:
-		panic("config: a field of kind " + v.Kind().String() + " has no reader") // a fault of the struct, seen by every test
+		panic("config: a field of kind " + v.Kind().String() + " has no reader") // a mistake in the struct, which every test finds
 	}
 	return nil
 }
 
-// checkRange sets when x is inside the tags min and max.
+// checkRange calls set if x is within the bounds of the tags min and max, and returns an error
+// otherwise.
 func checkRange[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, shown string, parse func(string) T, set func()) error {
 	if lo := tag.Get("min"); lo != "" && x < parse(lo) {
 		return fmt.Errorf("%s is too small; want %s", shown, rangeText("", tag))
@@ -103,7 +104,7 @@ func checkRange[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, s
 	return nil
 }
 
-// rangeText words what a field accepts.
+// rangeText describes the values that a field accepts.
 func rangeText(what string, tag reflect.StructTag) string {
 	var parts []string
 	if what != "" {
@@ -121,7 +122,7 @@ func rangeText(what string, tag reflect.StructTag) string {
 	return strings.Join(parts, ", ")
 }
 
-// parseBytes reads 1024, 32MiB, 1GB; fractions of a unit as 1.5GiB.
+// parseBytes parses a number of bytes with an optional unit: 1024, 32MiB, 1.5GiB, 1GB.
 func parseBytes(s string) (int64, error) {
 	n, err := humanize.ParseBytes(s)
 	if err != nil || n > math.MaxInt64 {
@@ -130,7 +131,8 @@ func parseBytes(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// mustParse is for the literals of tags, which every test reads.
+// mustParse returns v and panics on an error. It is for literals in struct tags, which every test
+// parses.
 func mustParse[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

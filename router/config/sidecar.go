@@ -15,36 +15,37 @@ import (
 	"sluice/router/worker"
 )
 
-// Sidecar has the settings of a sidecar in addition to a Config; as text, for package named
-// reads it.
+// Sidecar has the settings of a sidecar that a Config does not have. They are unparsed text: package
+// header parses them.
 type Sidecar struct {
-	Networks          string        // CIDRs where prefill workers that requests name may lie; "": none may be named
-	Ports             string        // and their ports
-	MaxPrefillWorkers int           // of them kept at once
-	PrefillIdle       time.Duration // one not named for so long is forgotten
-	Keys              string        // keys of each such worker: key=value,…
-	Addresses         string        // by which requests name the engine's ranks, in their order
-	EngineMetrics     bool          // /metrics holds the engine's too
+	Networks          string        // comma-separated CIDRs of the prefill workers that requests may name; "": none
+	Ports             string        // the ports that these workers may have, such as 8000,8100-8200
+	MaxPrefillWorkers int           // maximum number of these workers at a time
+	PrefillIdle       time.Duration // such a worker is removed when no request named it for this long
+	Keys              string        // options of every such worker: key=value,…
+	Addresses         string        // comma-separated HOST:PORT by which requests name the engine's ranks, in rank order
+	EngineMetrics     bool          // /metrics includes the engine's metrics
 }
 
-// SidecarFlags are the flags of one command line of a sidecar.
+// SidecarFlags holds the flags of one command line of a sidecar.
 type SidecarFlags struct {
 	*Flags
 	Sidecar
 	model string
 }
 
-// sidecarFlags are the flags of serve that a sidecar has too.
+// sidecarFlags are the named flags that a sidecar shares with serve.
 var sidecarFlags = []string{"listen", "admin", "pd", "nixl-proxy-host", "nixl-proxy-port", "nixl-peer-host", "nixl-peer-init-port",
 	"nixl-peer-alloc-port", "log-level", "log-format", "max-body", "prefill-timeout", "decode-timeout", "pool-wait", "drain", "lease"}
 
-// sidecarDefaults are its defaults where they are not a router's.
+// sidecarDefaults are the defaults that --help shows for flags whose defaults differ from those of
+// serve.
 var sidecarDefaults = map[string]string{"listen": "[127.0.0.1:8000]", "admin": "[off]", "pd": "[nixl]"}
 
 // RegisterSidecarFlags adds a sidecar's flags to fs.
 func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	f := &SidecarFlags{Flags: &Flags{}}
-	f.worker(fs, "engine", worker.Aggregated, "`URL[,key=value]...` of the engine beside which the sidecar runs; required, once")
+	f.worker(fs, "engine", worker.Aggregated, "`URL[,key=value]...` of the sidecar's engine; required, once")
 	f.worker(fs, "prefill", worker.Prefill, "`URL[,key=value]...` of a prefill worker for requests that name none; may be repeated")
 	fs.StringVar(&f.Networks, "prefill-networks", "", "comma-separated `CIDRS` that must contain a prefill worker that a request names [requests cannot name one]")
 	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` that a prefill worker named by a request may have, such as 8000,8100-8200")
@@ -70,8 +71,9 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	return f
 }
 
-// Resolve is the whole way of a sidecar's configuration: its defaults, the
-// environment, the flags, and the checks. Flags.Resolve is a router's.
+// Resolve builds the configuration of a sidecar: it applies the environment and the flags to the
+// sidecar's defaults and checks the result. It reads no file. It replaces Flags.Resolve, which is that
+// of serve.
 func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	c, err := f.applyOver(sidecarDefault(), environ, &errorList{})
 	if err != nil {
@@ -83,15 +85,15 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 		switch w.Role {
 		case worker.Aggregated, worker.Decode:
 			engines++
-			// It takes decode legs, and whole requests where there is no
-			// prefill worker: what a pool of decode workers alone does.
+			// As in a pool that has only decode workers, the engine gets decode legs, and whole
+			// requests if there is no prefill worker.
 			w.Role = worker.Decode
 			if w.ID == "" {
 				w.ID = "engine"
 			}
 		}
 		if len(w.KVEvents) == 0 {
-			w.KVEvents = []string{"off"} // they must be asked for: an index of one engine chooses nothing
+			w.KVEvents = []string{"off"} // off by default: with one engine the index does not affect the choice
 		}
 		if f.model != "" && len(w.Models) == 0 {
 			w.Models = []string{f.model}
@@ -108,18 +110,19 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 		return nil, fmt.Errorf("sluice sidecar: --prefill-idle-timeout %s; want 1s or more", f.PrefillIdle)
 	}
 	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
-		c.Tokens.Mode = "text" // two prefill workers are distinguished without tokenizing
+		c.Tokens.Mode = "text" // hashes of the text suffice to choose among the prefill workers
 	}
 	if c.Admin.Listen == "off" {
-		c.Schedule.Explain = -1 // nobody could read them
+		c.Schedule.Explain = -1 // without an admin listener the records cannot be read
 	}
 	if len(f.engine(c).Ranks) <= 1 {
-		c.Health.Scrape = -1 // no rank is to be chosen by its load
+		c.Health.Scrape = -1 // with one rank there is no choice by load
 	}
 	return c, nil
 }
 
-// sidecarDefault are a router's defaults, less what is sized for a fleet.
+// sidecarDefault returns the defaults of a router with limits and caches that are sized for one
+// engine.
 func sidecarDefault() *Config {
 	const mib = 1 << 20
 	c := Default()
@@ -130,8 +133,8 @@ func sidecarDefault() *Config {
 	c.Index.MaxBytes = 4 * mib
 	c.Tokens.CacheBytes = 2 * mib
 	c.Schedule.Explain = 256
-	c.Admission.Mode = "off" // the router before it has admitted the request
-	c.Migration.Max = 0      // there is no other engine to go on from
+	c.Admission.Mode = "off" // the router in front of the sidecar has admitted the request
+	c.Migration.Max = 0      // there is no other engine to continue on
 	return c
 }
 
@@ -140,7 +143,8 @@ func (f *SidecarFlags) engine(c *Config) *Worker {
 	return &c.Workers[i]
 }
 
-// PrefillSpec is what --prefill-options says of every worker that requests name.
+// PrefillSpec returns the specification, from --prefill-options, that every prefill worker named by a
+// request gets. Its address is a placeholder.
 func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	text := "http://0.0.0.0"
 	if f.Keys != "" {
@@ -157,8 +161,8 @@ func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	return w.Spec("header"), nil
 }
 
-// RankAddresses leads from the addresses by which requests may name the engine's
-// ranks to their numbers.
+// RankAddresses maps the addresses by which requests may name the engine's ranks to the numbers of the
+// ranks.
 func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 	w := f.engine(c)
 	ranks := w.Ranks
@@ -217,7 +221,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 	return at, nil
 }
 
-// portAfter is the port step ports on, "" where there is none such.
+// portAfter returns the port that is step above port, or "" if there is none.
 func portAfter(port string, step int) string {
 	n, err := strconv.Atoi(port)
 	if err != nil || n == 0 || n+step > 65535 {

@@ -12,16 +12,16 @@ import (
 	"sluice/router/worker"
 )
 
-// Dynamic says whether workers may come from elsewhere than this configuration.
+// Dynamic reports whether workers may come from a source other than this configuration.
 func (c *Config) Dynamic() bool {
 	d := &c.Discovery
 	return d.File != "" || len(d.DNS) > 0 || c.Kube.Selector != "" || c.Register.On()
 }
 
-// On says whether there is such a listener.
+// On reports whether the registration listener is enabled.
 func (r *Register) On() bool { return r.Listen != "" && r.Listen != "off" }
 
-// fillDefaults fills what has a default; a list's entries are in no Default.
+// fillDefaults sets the defaults of one entry, because Default has no entries of lists.
 func (d *DNS) fillDefaults() {
 	if d.Type == "" {
 		d.Type = "a"
@@ -37,7 +37,8 @@ func (d *DNS) fillDefaults() {
 	}
 }
 
-// Spec is the worker at one address that was found, source says by what.
+// Spec returns the specification of a worker that was found at host and port. source names the
+// discovery source in the admin API and in logs.
 func (d *DNS) Spec(host string, port uint16, source string) worker.Spec {
 	var w Worker
 	if d.Worker != nil {
@@ -86,7 +87,7 @@ func (c *Config) checkDiscovery(bad report) {
 
 var portName = regexp.MustCompile(`^[a-z0-9-]*[a-z][a-z0-9-]{0,14}$`)
 
-// checkTemplate checks what is said of every worker that a source finds.
+// checkTemplate checks the settings that apply to every worker of a discovery source.
 func (c *Config) checkTemplate(bad report, path string, w *Worker) {
 	if w == nil {
 		return
@@ -139,8 +140,8 @@ func (c *Config) checkRegister(bad report) {
 	}
 }
 
-// Prefixes are the networks of the registration listener; loopback when none
-// are named. Of a Register that has been checked.
+// Prefixes returns the networks of the registration listener, or the loopback networks if none are
+// configured. r must have been checked.
 func (r *Register) Prefixes() []netip.Prefix {
 	if len(r.Networks) == 0 {
 		return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
@@ -148,7 +149,7 @@ func (r *Register) Prefixes() []netip.Prefix {
 	return Prefixes(r.Networks)
 }
 
-// Prefixes are networks that have been checked, parsed; nil for none.
+// Prefixes parses networks that have been checked, and skips invalid ones.
 func Prefixes(networks []string) (out []netip.Prefix) {
 	for _, n := range networks {
 		if p, err := netip.ParsePrefix(n); err == nil {
@@ -166,7 +167,7 @@ func checkNetworks(bad report, path string, networks []string) {
 	}
 }
 
-// describeSources says where more workers come from.
+// describeSources describes the sources of workers other than the configuration's list.
 func (c *Config) describeSources(line func(string, ...any)) {
 	if c.path != "" {
 		line("  those of %s are read again when it changes", c.path)

@@ -8,11 +8,10 @@ import (
 	"strings"
 )
 
-// HandsOverByNIXL says whether the common pd or a model's has vLLM's NIXL
-// connectors move the KV.
+// HandsOverByNIXL reports whether any model's KV is transferred by one of vLLM's NIXL connectors.
 func (c *Config) HandsOverByNIXL() bool { return c.UsesFamily("nixl") || c.UsesFamily("nixl-push") }
 
-// WantsNIXL says whether the router opens an agent of its own.
+// WantsNIXL reports whether the router starts its own NIXL agent.
 func (c *Config) WantsNIXL() bool {
 	switch t := &c.Transfers; t.NIXL {
 	case "on":
@@ -24,13 +23,13 @@ func (c *Config) WantsNIXL() bool {
 	}
 }
 
-// UsesSideChannel says whether the router is to speak to prefill engines' side channels.
+// UsesSideChannel reports whether the router sends messages to the side channels of prefill engines.
 func (c *Config) UsesSideChannel() bool {
 	return c.Transfers.SideChannel == "renew" || c.Transfers.SideChannel == "release"
 }
 
-// SideChannelUnused says why transfers.side_channel has no effect in this configuration;
-// "" where it has one, or is off.
+// SideChannelUnused returns the reason why transfers.side_channel has no effect in this configuration,
+// or "" if it has one or is off.
 func (c *Config) SideChannelUnused() string {
 	if !c.UsesSideChannel() || c.UsesFamily("nixl") {
 		return ""
@@ -38,13 +37,12 @@ func (c *Config) SideChannelUnused() string {
 	return fmt.Sprintf("transfers.side_channel: %s has no effect: it frees and renews blocks of pd.family nixl alone, which no model uses; set pd.family: nixl, or side_channel: off", c.Transfers.SideChannel)
 }
 
-// WantsUCX says whether the router takes UCX's active messages.
+// WantsUCX reports whether the router receives UCX active messages.
 func (c *Config) WantsUCX() bool {
 	return c.Transfers.UCX == "on" || c.Transfers.UCX == "auto" && c.HandsOverByNIXL() && c.Register.On()
 }
 
-// ReportEndpoint is where the connector's reports are taken over ZMQ, as ZMQ binds
-// it; "" nowhere.
+// ReportEndpoint returns the ZMQ endpoint to bind for the connector's reports, or "" if there is none.
 func (c *Config) ReportEndpoint() string {
 	t := &c.Transfers
 	switch {
@@ -65,7 +63,7 @@ func (c *Config) ReportEndpoint() string {
 	return "tcp://" + net.JoinHostPort(host, "*")
 }
 
-// describeTransfers says how the router would be notified of KV transfers.
+// describeTransfers describes how the router learns that a KV transfer has ended.
 func (c *Config) describeTransfers(line func(string, ...any)) {
 	var by []string
 	if c.WantsNIXL() {
@@ -82,7 +80,7 @@ func (c *Config) describeTransfers(line func(string, ...any)) {
 	}
 }
 
-// openSockets warns of ZMQ sockets that any host of any network may push to.
+// openSockets returns a warning for each ZMQ socket that accepts messages from any host.
 func (c *Config) openSockets() (out []string) {
 	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
 		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, accepts reports of transfers from any host that reaches it, because registration.networks is empty; set transfers.zmq_networks to the engines' CIDRs, such as 10.0.0.0/16", quoted(t.ZMQListen)))
@@ -93,7 +91,7 @@ func (c *Config) openSockets() (out []string) {
 	return out
 }
 
-// onLoopback says whether only this machine reaches an endpoint.
+// onLoopback reports whether an endpoint can be reached only from this machine.
 func onLoopback(endpoint string) bool {
 	host, _, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
 	ip, bad := netip.ParseAddr(host)

@@ -41,7 +41,7 @@ var workerKeys = []workerKey{
 	{"connector", "true|false", "the engine runs Sluice's connector (nixl/connector), so each decode request gets a slot of the completion board [false] (families nixl, nixl-push)", nil},
 }
 
-// number sets a count of something.
+// number returns the setter of a key whose value is an integer. of names the value in errors.
 func number[N int | int64](of string, field func(*Worker) *N) func(*Worker, []string) error {
 	return func(w *Worker, v []string) error {
 		n, err := strconv.ParseInt(v[0], 10, 31)
@@ -63,7 +63,8 @@ func one(set func(*Worker, string)) func(*Worker, []string) error {
 	}
 }
 
-// optionKeys are the keys that go into Options, unread here but for their form.
+// optionKeys are the keys that are stored in Options. This package checks their syntax; the families
+// interpret them.
 var optionKeys = []string{"bootstrap_port", "bootstrap_host", "init_port", "alloc_port", "peer_host", "connector"}
 
 func keyNames() []string {
@@ -74,7 +75,8 @@ func keyNames() []string {
 	return names
 }
 
-// KeyTable renders the keys of a worker flag, a line each, for --help and docs.
+// KeyTable returns the table of the keys of a worker flag, one line each, for --help and the
+// documents.
 func KeyTable() string {
 	var b strings.Builder
 	for _, k := range workerKeys {
@@ -84,7 +86,8 @@ func KeyTable() string {
 	return b.String()
 }
 
-// ParseWorker reads URL[,key=value…] as --engine, --prefill and --decode take it.
+// ParseWorker parses the value of --engine, --prefill or --decode: URL[,key=value…]. The error lists
+// what is accepted.
 func ParseWorker(role worker.Role, text string) (Worker, error) {
 	w := Worker{Role: role}
 	parts := strings.Split(text, ",")
@@ -127,7 +130,7 @@ func setKey(w *Worker, k workerKey, value string) (err error) {
 	return nil
 }
 
-// parseRanks reads a count, or a list joined with +.
+// parseRanks parses a number of ranks, or a list of ranks joined with +.
 func parseRanks(text string) ([]uint16, error) {
 	list, isList := strings.CutSuffix(text, "+")
 	if !isList && !strings.Contains(text, "+") {
@@ -152,13 +155,13 @@ func parseRanks(text string) ([]uint16, error) {
 	return ranks, nil
 }
 
-// Specs are the workers as the fleet takes them: every one with an id, made from
-// role and number where none was given.
+// Specs returns the specifications of the workers for the fleet. A worker without an id gets one from
+// its role and a number.
 func (c *Config) Specs() []worker.Spec { return c.SpecsAfter(nil) }
 
-// SpecsAfter is Specs for a configuration that was read again: a worker without
-// an id keeps the one that its role and URL had before, so that one taken out of
-// the list does not rename those behind it.
+// SpecsAfter is Specs for a configuration that was read again. A worker without an id keeps the id
+// that a worker of the same role and URL has in before, so that the removal of an entry does not
+// rename the ones after it.
 func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 	taken := map[string]bool{}
 	for _, w := range c.Workers {
@@ -202,12 +205,13 @@ func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 	return specs
 }
 
-// hasWorkerID says whether a worker has been given this id.
+// hasWorkerID reports whether a worker is configured with this id.
 func (c *Config) hasWorkerID(id string) bool {
 	return slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.ID == id })
 }
 
-// Spec is the worker as the fleet takes it; source says where it comes from.
+// Spec returns the worker's specification for the fleet. source names where the worker was configured
+// or found.
 func (w *Worker) Spec(source string) worker.Spec {
 	events := w.KVEvents
 	if len(events) == 0 {
@@ -220,5 +224,5 @@ func (w *Worker) Spec(source string) worker.Spec {
 	}
 }
 
-// OptionKeys are the keys that stand under options in a file.
+// OptionKeys returns the names of the fields under a worker's options.
 func OptionKeys() []string { return slices.Clone(optionKeys) }

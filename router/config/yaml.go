@@ -16,9 +16,9 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Bounds of a file: its bytes, the values it may unfold to through aliases, and
-// how deep it can nest (by brackets, or by dashes on one line): the parser
-// recurses, and a stack that overflows ends the process.
+// Bounds of a file: its size in bytes, the number of values after aliases are expanded, and the
+// nesting by brackets or by dashes on one line. The parser recurses, and a stack overflow would end
+// the process.
 const (
 	maxFile     = 1 << 20
 	maxValues   = 200_000
@@ -26,9 +26,8 @@ const (
 	maxLine     = 32 << 10
 )
 
-// Load reads a YAML file over the defaults and checks it. The error, if any, is
-// Errors with every fault found, each with its line and column. An empty file is
-// the defaults.
+// Load reads a YAML file, applies it to the defaults and checks the result. Errors in the file are
+// returned as Errors, each with its line and column. An empty file gives the defaults.
 func Load(path string) (*Config, error) {
 	text, err := readFile(path)
 	if err != nil {
@@ -45,8 +44,7 @@ func readFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// Parse is Load of text that stands in no file, or was read already; name
-// stands for the file in errors.
+// Parse is Load for text that has already been read. name identifies the file in errors.
 func Parse(name string, text []byte) (*Config, error) {
 	var f errorList
 	c := read(name, text, &f)
@@ -55,8 +53,8 @@ func Parse(name string, text []byte) (*Config, error) {
 	return c, f.err()
 }
 
-// read is Parse without the checks of the whole, which are made once everything that
-// goes over a file is there: a token may be in the environment alone.
+// read is Parse without the checks, which follow when the environment and the flags have been applied:
+// a required field, such as a token, may be set only there.
 func read(name string, text []byte, f *errorList) *Config {
 	c := Default()
 	d := decoder{file: name, errs: f, origins: c.origins}
@@ -67,21 +65,21 @@ func read(name string, text []byte, f *errorList) *Config {
 	return c
 }
 
-// decoder walks the syntax tree instead of the library's own decoding into
-// structs: that stops at the first fault and keeps no places, and every fault of
-// a file is wanted with its place, those of the checks made afterwards too.
+// decoder converts the syntax tree into a Config. The library's own decoder stops at the first error
+// and does not keep the positions of values. This one reports every error with its position, and
+// records positions for the checks that follow.
 type decoder struct {
 	file    string
 	errs    *errorList
 	origins map[string]origin
 	values  int
 	anchors map[string]ast.Node
-	// warnings are of old names, one for each name.
+	// warnings has one warning for each old name that the file uses.
 	warnings []string
 	warned   map[string]bool
 }
 
-// parse gives the root node; nil for an empty file or one that is not YAML.
+// parse returns the root node, or nil if the file is empty or is not YAML.
 func (d *decoder) parse(text []byte) (root ast.Node) {
 	top := origin{file: d.file, line: 1, col: 1}
 	if encoding := wideEncoding(text); encoding != "" {
@@ -105,7 +103,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 		}
 	}
 	defer func() {
-		// The parser is not ours, and files are anyone's.
+		// A panic of the YAML library on unusual input must not end the process.
 		if p := recover(); p != nil {
 			d.errs.add(top, "", "the file is not YAML: %v", p)
 			root = nil
@@ -185,7 +183,7 @@ func excerpt(text []byte, line, col int) string {
 	shown := []rune(strings.ToValidUTF8(strings.TrimRight(string(lines[line-1]), "\r"), "?"))
 	for i, r := range shown {
 		if r < ' ' || r == 0x7f {
-			shown[i] = ' ' // a tab is one column of the parser's
+			shown[i] = ' ' // the parser counts a tab as one column
 		}
 	}
 	at := min(max(col-1, 0), len(shown))
@@ -213,7 +211,7 @@ func (m anchorsOf) Visit(n ast.Node) ast.Visitor {
 func (d *decoder) at(n ast.Node) origin {
 	o := origin{file: d.file, line: 1, col: 1}
 	for n != nil {
-		// A mapping's own token is the first colon; its place is that of its first key.
+		// The token of a mapping is its first colon; report the place of its first key.
 		if m, ok := n.(*ast.MappingNode); ok && len(m.Values) > 0 && !m.IsFlowStyle {
 			n = m.Values[0].Key
 			continue
@@ -230,7 +228,7 @@ func (d *decoder) at(n ast.Node) origin {
 	return o
 }
 
-// resolve follows anchors, aliases and tags to what they stand for.
+// resolve replaces anchors, aliases and tags by the nodes that they denote.
 func (d *decoder) resolve(n ast.Node) ast.Node {
 	for range 32 {
 		switch x := n.(type) {
@@ -253,7 +251,7 @@ func (d *decoder) resolve(n ast.Node) ast.Node {
 	return nil
 }
 
-// value reads a node into v; path names the field in errors.
+// value decodes a node into v. path names the field in errors.
 func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.StructTag) {
 	at := d.at(n)
 	if d.values++; d.values > maxValues {
@@ -353,7 +351,7 @@ func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.Str
 		d.errs.add(at, path, "%s where a list is expected; want entries that begin with \"- \"", kindOf(n))
 		return
 	}
-	// One value stands for a list of one; ranks: 4 is a count, as in a flag.
+	// A single value is a list of one entry; ranks: 4 is a number of ranks, as in a flag.
 	text, ok := scalarText(n)
 	if !ok {
 		d.errs.add(at, path, "%s where a list is expected; want [a, b] or one value", kindOf(n))
@@ -379,8 +377,8 @@ type yamlKey struct {
 	at   origin
 }
 
-// entries iterates over the keys of a mapping; anything else is a fault.
-// Duplicate keys the parser refuses itself, but not in every style of mapping.
+// entries iterates over the keys of a mapping and adds an error for any other node. It checks for
+// duplicate keys, because the parser detects them only in some styles of mapping.
 func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(yamlKey, ast.Node) bool) {
 	return func(yield func(yamlKey, ast.Node) bool) {
 		var values []*ast.MappingValueNode
@@ -438,7 +436,7 @@ func joinPath(path, name string) string {
 	return path + "." + name
 }
 
-// scalarText is a scalar as it was written; false for what is none.
+// scalarText returns the text of a scalar as it was written. It returns false for other nodes.
 func scalarText(n ast.Node) (string, bool) {
 	switch x := n.(type) {
 	case *ast.StringNode:
@@ -468,7 +466,7 @@ func kindOf(n ast.Node) string {
 	return "something else"
 }
 
-// example words what a scalar field takes.
+// example describes the values that a scalar field accepts.
 func example(v reflect.Value, tag reflect.StructTag) string {
 	switch {
 	case v.Type() == durationType:
@@ -485,7 +483,7 @@ func example(v reflect.Value, tag reflect.StructTag) string {
 	return "a number"
 }
 
-// fields are the fields of a struct that have a name in the file.
+// fields are the fields of a struct that can be set in a file.
 type fields []reflect.StructField
 
 func fieldsOf(t reflect.Type) fields {
@@ -500,7 +498,7 @@ func (fs fields) find(name string) (reflect.StructField, bool) {
 	return fs[i], true
 }
 
-// findOld is the field whose old name is name; nil for none.
+// findOld returns the field whose old name is name, or nil.
 func (fs fields) findOld(name string) *reflect.StructField {
 	i := slices.IndexFunc(fs, func(f reflect.StructField) bool { return f.Tag.Get("was") == name })
 	if i < 0 {
