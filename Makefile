@@ -15,11 +15,11 @@ DEMO_SECONDS ?=
 UNIT = $(shell go list ./... | grep -v '/router/e2e/')
 SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
 LIMITS := ./router/e2e/limits
-# Most tests wait for time-outs rather than compute, so more of them run at once than there are cores.
+# Most tests wait for timeouts rather than compute, so more of them run at once than there are cores.
 AT_ONCE := -p 4 -parallel 8
 # Lint vets every package, tests included, so `go test` need not do it again.
 VETTED := -vet=off
-# A test that fails runs again, alone, at most twice: tests that wait for real time-outs fail now and
+# A test that fails runs again, alone, at most twice: tests that wait for real timeouts fail now and
 # then on a machine that is busy with others. The summary names it, more than five failures at once or a
 # data race are final, and a test that keeps failing fails the run.
 GOTESTSUM := go run gotest.tools/gotestsum@v1.13.0 --format pkgname --format-hide-empty-pkg --hide-summary=skipped \

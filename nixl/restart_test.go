@@ -82,7 +82,7 @@ func testRestarts(t *testing.T, tier *AgentTier, n int, use func(*Agent)) {
 	}
 }
 
-// awaitNewAgent waits until the tier has another agent; a try that fails costs its time-outs.
+// awaitNewAgent waits until the tier has another agent; a try that fails costs its timeouts.
 func awaitNewAgent(t *testing.T, tier *AgentTier, before *Agent, n int) {
 	t.Helper()
 	reasons := map[string]bool{}

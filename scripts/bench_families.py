@@ -77,7 +77,7 @@ The engines' own hand-over is in the added time and not in the CPU.
 
 ## The minimum
 
-The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle copied, and does nothing else: no choice, no check, no time-out, no metric.
+The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle copied, and does nothing else: no choice, no check, no timeout, no metric.
 Its cost is the kernel's; io_uring saved a seventh of such a relay's cost where it was tried.
 It costs one and a half times what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token.
 The request passes from one processor to another four times, and each has gone to sleep or to another task meanwhile; engines and load share one of them.

@@ -86,7 +86,7 @@ func (c *client) close() {
 	}
 }
 
-// do sends the job and reads the whole response, until the time-out or the end of ctx.
+// do sends the job and reads the whole response, until the timeout or the end of ctx.
 // Latencies are counted from from.
 func (c *client) do(ctx context.Context, job *Job, from time.Time) Result {
 	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, PredictedCached: -1}
@@ -117,7 +117,7 @@ func (c *client) do(ctx context.Context, job *Job, from time.Time) Result {
 
 var (
 	errIdleClosed = errors.New("load: the server closed the idle connection")
-	errTimeout    = errors.New("load: no complete answer within the time-out, or by the end of the run")
+	errTimeout    = errors.New("load: no complete answer within the timeout, or by the end of the run")
 )
 
 func (c *client) try(ctx context.Context, job *Job, from, deadline time.Time, r *Result) error {

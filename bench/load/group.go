@@ -41,7 +41,7 @@ type Group struct {
 	Refused  int64 `json:"refused"` // status 429 or 503
 	// RefusedAfterWait are the refused ones that had waited in the server's queue (X-Sluice-Queue-Time).
 	RefusedAfterWait int64   `json:"refused_after_wait"`
-	Unanswered       int64   `json:"unanswered"` // no complete answer within the time-out, or by the end of the run
+	Unanswered       int64   `json:"unanswered"` // no complete answer within the timeout, or by the end of the run
 	Failed           int64   `json:"failed"`     // in any other way
 	Good             int64   `json:"good"`       // complete answers within the targets of their source
 	Goodput          float64 `json:"goodput_per_second"`

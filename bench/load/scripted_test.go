@@ -235,7 +235,7 @@ func TestReportIsWhatTheEngineDid(t *testing.T) {
 		t.Errorf("the engine got %d requests of a, which sends 40 a second for 10 s; by class %+v", w.Requests, rep.ByClass["high"])
 	}
 	if len(rep.Errors) != 3 {
-		t.Errorf("errors %v; want one kind for each status, whatever its numbers, and the time-out", rep.Errors)
+		t.Errorf("errors %v; want one kind for each status, whatever its numbers, and the timeout", rep.Errors)
 	}
 	if all := rep.Overall; all.Good != want["a"].Good+want["b"].Good || all.Refused != rep.Overall.Refusal.Count {
 		t.Errorf("overall %+v; want the sum of both tenants", all)

@@ -105,7 +105,7 @@ func TestMooncakeFails(t *testing.T) {
 	}
 	pp, _ = mooncakeParams(t, p, 0, "alone")
 	post(t, p, "/v1/completions", prefillBody(prompt, pp))
-	wantIdle(t, p, d) // blocks that no decode fetched are free after the time-out
+	wantIdle(t, p, d) // blocks that no decode fetched are free after the timeout
 	if n := p.Stats().Sum().LeasesExpired; n != 1 {
 		t.Errorf("%d offers expired, want 1", n)
 	}

@@ -53,7 +53,7 @@ func TestReleaseLease(t *testing.T) {
 			t.Errorf("release %q was taken", bad)
 		}
 	}
-	// Before 0.22 nobody renews: a decode that queues for longer than the time-out
+	// Before 0.22 nobody renews: a decode that queues for longer than the timeout
 	// reads what is no longer held; since then its heartbeats keep it.
 	for rel, garbage := range map[string]int{"0.21": 1, "0.22": 0} {
 		for lease := 600 * time.Millisecond; ; lease *= 2 { // a busy machine may be late with a heartbeat

@@ -206,7 +206,7 @@ func TestSGLangRoomReuse(t *testing.T) {
 	wantIdle(t, p, d)
 }
 
-// TestSGLangSingleLegs: one leg alone holds its place until its own time-out; the
+// TestSGLangSingleLegs: one leg alone holds its place until its own timeout; the
 // shapes of its failure are those of the endpoint.
 func TestSGLangSingleLegs(t *testing.T) {
 	p, d := sglangPair(t, Options{BootstrapTimeout: 100 * time.Millisecond, WaitingTimeout: 100 * time.Millisecond})
@@ -353,7 +353,7 @@ func TestSGLangHandOverFaults(t *testing.T) {
 		pa, da    int
 	}{
 		"send fails":    {true, faults.Fault{Kind: faults.Status, Leg: "handover"}, 500, 500},
-		"receive fails": {false, faults.Fault{Kind: faults.Reset, Leg: "handover"}, 500, 500}, // prefill by its time-out
+		"receive fails": {false, faults.Fault{Kind: faults.Reset, Leg: "handover"}, 500, 500}, // prefill by its timeout
 		"send is late":  {true, faults.Fault{Kind: faults.Slow, Leg: "handover", Delay: 50 * time.Millisecond}, 200, 200},
 		"not this one":  {true, faults.Fault{Kind: faults.Status, Leg: "handover", ID: "zzz"}, 200, 200},
 	} {

@@ -48,7 +48,7 @@ const (
 	// deadlineSlack is the least time between two checks of deadlines, because each check visits
 	// all tasks.
 	deadlineSlack = 20 * time.Millisecond
-	// starvedAfter is how late a check must be before the delay is added to the tasks' time-outs.
+	// starvedAfter is how late a check must be before the delay is added to the tasks' timeouts.
 	starvedAfter = time.Second
 	// pollBriefFor is how long after the last bytes a loop waits by pollBrief.
 	pollBriefFor = 100 * time.Millisecond

@@ -153,7 +153,7 @@ func TestIdleTimeout(t *testing.T) {
 }
 
 // TestDeadline: a task's time is over when it says, not when the loop next looks for
-// time-outs; a task attached meanwhile does not delay it.
+// timeouts; a task attached meanwhile does not delay it.
 func TestDeadline(t *testing.T) {
 	s, err := Start(Options{Loops: 1, Tick: time.Hour})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // Options of Start. A zero value means the default in brackets.
 type Options struct {
 	Loops int // number of threads [one for each CPU that Go uses]
-	// Tick is the interval of time-out checks, and so how late a time-out may be. Task deadlines
+	// Tick is the interval of timeout checks, and so how late a timeout may be. Task deadlines
 	// are more exact [1s].
 	Tick time.Duration
 	// Budget bounds the memory held for slow clients. When it is exhausted, a client that needs

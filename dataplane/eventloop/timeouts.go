@@ -53,7 +53,7 @@ func (l *Loop) check() {
 	}
 }
 
-// extendDeadlines extends the time-outs of all tasks by the time for which the loop was delayed:
+// extendDeadlines extends the timeouts of all tasks by the time for which the loop was delayed:
 // the process was stopped, the machine paused, or others used its cores. Bytes that came meanwhile
 // have not been read, and peers may have been delayed too.
 func (l *Loop) extendDeadlines(late time.Duration) {

@@ -267,13 +267,13 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return c.Conn.SetDeadline(t)
 }
 
-// SetReadDeadline replaces the time-outs that fasthttp got at the start by the current ones. A
-// connection after a stream gets the idle time-out: for fasthttp it is a new connection,
-// whose first byte is due within the head time-out.
+// SetReadDeadline replaces the timeouts that fasthttp got at the start by the current ones. A
+// connection after a stream gets the idle timeout: for fasthttp it is a new connection,
+// whose first byte is due within the head timeout.
 //
 // fasthttp moves the deadline three times a request, mostly to a later time. If the socket has
 // an earlier deadline it is not changed: when it expires, retryRead sets the real one, once
-// per head time-out instead of at each request. With TLS the deadline is always set, because
+// per head timeout instead of at each request. With TLS the deadline is always set, because
 // a handshake that hits a deadline cannot continue.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	if c.deadlineKind != deadlineAsSet {

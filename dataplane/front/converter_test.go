@@ -129,7 +129,7 @@ func testConverterEnds(t *testing.T, by RelayMode) {
 }
 
 // TestClientDeadline checks that the client's deadline ends a stream that the client does not
-// read, and the engine's call, long before any time-out.
+// read, and the engine's call, long before any timeout.
 func TestClientDeadline(t *testing.T) {
 	t.Parallel()
 	withBothRelayModes(t, testClientDeadline)

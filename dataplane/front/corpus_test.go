@@ -435,7 +435,7 @@ func TestEngineSeesOurFraming(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 256)
-	// Some heads have no end: they are answered at the head time-out.
+	// Some heads have no end: they are answered at the head timeout.
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, relayTo(e, endHook(ends)))
 	for _, k := range slices.Concat(accepted(), refusedHeads(), refusedBodies()) {
 		mu.Lock()

@@ -84,7 +84,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 }
 
 // The request after a PROXY header is a first request: its first byte is due within the head
-// time-out, and until then the connection has no goroutine.
+// timeout, and until then the connection has no goroutine.
 func TestFirstRequestAfterProxyHeader(t *testing.T) {
 	r := start(t, Options{
 		HeadTimeout: 300 * time.Millisecond, IdleTimeout: testTimeout,
@@ -123,7 +123,7 @@ func TestPartialProxyHeaderThenEOF(t *testing.T) {
 	}
 }
 
-// A head time-out that a reload has shortened applies from the next byte of a head.
+// A head timeout that a reload has shortened applies from the next byte of a head.
 func TestReloadShorterHeadTimeout(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout}, echo)
 	c := r.dial() // is accepted after a second without a byte

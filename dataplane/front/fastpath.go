@@ -80,7 +80,7 @@ func (c *conn) serve() nextStep {
 	}
 	live, begun := c.srv.options(), c.deadlineKind != deadlineHead
 	if c.expectProxyHeader {
-		c.deadlineKind = deadlineAsSet // readProxyHeader uses the current time-outs
+		c.deadlineKind = deadlineAsSet // readProxyHeader uses the current timeouts
 		if err := c.readProxyHeader(); err != nil {
 			return nextEnd
 		}
@@ -121,7 +121,7 @@ func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 	a.headLen = 0
 	pendingHeads := c.srv.pendingHeads
 	if c.usesReservedFD {
-		pendingHeads = nil // its time-out is shorter
+		pendingHeads = nil // its timeout is shorter
 	}
 	for {
 		before := a.w

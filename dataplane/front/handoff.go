@@ -23,7 +23,7 @@ import (
 // up and hands the connection off.
 //
 // TLS connections cannot be handed off, because crypto/tls does not export their keys. They
-// stay here until the idle time-out, and their next response carries Connection: close.
+// stay here until the idle timeout, and their next response carries Connection: close.
 
 // handOffBatch is how many connections are claimed at once. A request that arrives on a claimed
 // connection waits until the others of its batch are handed off.

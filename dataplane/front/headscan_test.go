@@ -10,7 +10,7 @@ import (
 )
 
 // TestBareLineEndAtOnce sends heads with bare LFs and with bare CRs, in one write and piece by piece,
-// and leaves the connection open. The response is 400 long before the head time-out, on the
+// and leaves the connection open. The response is 400 long before the head timeout, on the
 // fast path, on fasthttp's (TLS, and behind a request that only fasthttp serves), and on a
 // connection that has served a request before.
 func TestBareLineEndAtOnce(t *testing.T) {

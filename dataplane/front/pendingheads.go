@@ -116,7 +116,7 @@ func (l *pendingQueue) setDeadline(c *conn, deadline time.Time) {
 	l.mu.Lock()
 	c.pendingConn.deadline = monoTimeOf(deadline)
 	heap.Fix(&l.deadlines, c.pendingConn.index)
-	l.wakeBy(l.deadlines[0].pendingConn.deadline) // a reload may have shortened the time-outs
+	l.wakeBy(l.deadlines[0].pendingConn.deadline) // a reload may have shortened the timeouts
 	l.mu.Unlock()
 }
 

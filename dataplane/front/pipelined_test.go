@@ -110,7 +110,7 @@ func TestPipelinedIsRefused(t *testing.T) {
 				}
 			})
 			if !ok {
-				return // a failed case may have waited for its whole time-out, and the others would too
+				return // a failed case may have waited for its whole timeout, and the others would too
 			}
 		}
 		r.observed.mu.Lock()

@@ -63,7 +63,7 @@ func (p *Proxies) check() error {
 // header is complete, and then reads exactly the header, so that no later bytes need a buffer:
 // TLS, the read-ahead and the event loops use the socket as if there had been no header. Like
 // the TLS handshake it runs at the first read, on the connection's own goroutine, within the
-// head time-out.
+// head timeout.
 func (c *conn) readProxyHeader() error {
 	c.expectProxyHeader = false
 	defer c.readState.allowHandOff()
@@ -109,7 +109,7 @@ func (c *conn) acquireClientIP(live *Options) error {
 	return c.resetHeadDeadline()
 }
 
-// resetHeadDeadline starts the head time-out again.
+// resetHeadDeadline starts the head timeout again.
 func (c *conn) resetHeadDeadline() error {
 	return c.SetReadDeadline(time.Now().Add(c.srv.options().HeadTimeout))
 }

@@ -8,7 +8,7 @@ import (
 	"sluice/bench/testwait"
 )
 
-// A reload also changes the time-outs that fasthttp got at the start, for open connections and for
+// A reload also changes the timeouts that fasthttp got at the start, for open connections and for
 // new ones.
 func TestReloadTimeouts(t *testing.T) {
 	t.Parallel()

@@ -180,7 +180,7 @@ func TestRetireServesTheLastAccepted(t *testing.T) {
 	}
 }
 
-// An incomplete head delays a retiring server no longer than the head time-out or the drain's
+// An incomplete head delays a retiring server no longer than the head timeout or the drain's
 // deadline.
 func TestRetireEnds(t *testing.T) {
 	for name, k := range map[string]struct {

@@ -232,7 +232,7 @@ func (s *Server) startLoops() *eventloop.Loops {
 		Loops: s.initial.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
 		OnFail: func(err error) { s.initial.Log.Error("an event loop failed; its streams were ended", "error", err) },
 		OnStarved: func(d time.Duration) {
-			s.starvedLog.warn(s.initial.Log, "the router could not run: it was stopped, or other processes used its cores; this time does not count towards time-outs of streams", "duration", d)
+			s.starvedLog.warn(s.initial.Log, "the router could not run: it was stopped, or other processes used its cores; this time does not count towards timeouts of streams", "duration", d)
 		},
 	})
 	if err != nil {
@@ -267,7 +267,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 // unknownLength is the Content-Length that onHeadRead sets for a chunked body.
 const unknownLength = math.MaxInt
 
-// onHeadRead sets the time-out for the first byte of the body, for which fasthttp waits before
+// onHeadRead sets the timeout for the first byte of the body, for which fasthttp waits before
 // it calls the handler. fasthttp's parser of chunks is too lenient for a connection that is
 // reused afterwards. Therefore a chunked body gets unknownLength, so that fasthttp passes
 // its bytes through unparsed.

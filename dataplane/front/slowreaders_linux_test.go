@@ -195,7 +195,7 @@ func TestStalledClientsAreDisconnected(t *testing.T) {
 func TestSlowClientsGetAll(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("several times the time-out long")
+		t.Skip("several times the timeout long")
 	}
 	const limit = 3 * time.Second // a client's kernel announces a window only when it is large
 	var all sync.WaitGroup        // all run at once, whatever -parallel is

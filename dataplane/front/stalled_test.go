@@ -50,7 +50,7 @@ func TestStalledBodyTimesOut(t *testing.T) {
 	}
 }
 
-// A slow body is read beyond BodyIdleTimeout and beyond the head time-out, which is the first
+// A slow body is read beyond BodyIdleTimeout and beyond the head timeout, which is the first
 // deadline that the socket gets.
 func TestTricklingBodyIsRead(t *testing.T) {
 	t.Parallel()

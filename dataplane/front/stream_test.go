@@ -432,7 +432,7 @@ func TestSlowClientIsNotDisconnected(t *testing.T) {
 func testSlowClientIsNotDisconnected(t *testing.T, by RelayMode) {
 	const limit = 2 * time.Second
 	if testing.Short() {
-		t.Skip("twice the time-out long")
+		t.Skip("twice the timeout long")
 	}
 	t.Parallel()
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -490,7 +490,7 @@ func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 	if _, body := c.readResponse(); body != strings.Repeat(helloStream, 30)+"data: [DONE]\n\n" {
 		t.Errorf("%d bytes", len(body))
 	}
-	// The wait for the next request has the idle time-out, not the head time-out.
+	// The wait for the next request has the idle timeout, not the head timeout.
 	testwait.Pace(limit + 200*time.Millisecond)
 	c.send(chatPost(hello))
 	if _, body := c.readResponse(); len(body) < 100 {

@@ -26,7 +26,7 @@ func (c *conn) rejectTLS() {
 	c.srv.tlsErrorLog.log(c.srv.initial.Log, slog.LevelInfo, "connection closed: its client speaks TLS, and this port plain HTTP; use http://, or set tls.cert and tls.key", "client", c.ip)
 }
 
-// handshake does the TLS handshake within the head time-out. It runs at fasthttp's first read, on
+// handshake does the TLS handshake within the head timeout. It runs at fasthttp's first read, on
 // the connection's own goroutine, so that a client that stops in the handshake delays nobody
 // else.
 func (c *conn) handshake() error {

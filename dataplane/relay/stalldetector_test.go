@@ -7,7 +7,7 @@ import (
 	"sluice/dataplane/eventloop"
 )
 
-// A client that takes MinProgress in the time-out is slow, one that takes less has stopped,
+// A client that takes MinProgress in the timeout is slow, one that takes less has stopped,
 // whatever its socket took meanwhile; the time is that since it last took something.
 func TestStallDetector(t *testing.T) {
 	const most = 32 * time.Second // a look a second

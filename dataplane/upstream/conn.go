@@ -229,7 +229,7 @@ func (x *exchange) grow() {
 }
 
 // setDeadlineBy sets the socket's read deadline to t or earlier (0: never). A deadline that is
-// already earlier stays. When it fires, extendDeadline distinguishes a real time-out from a
+// already earlier stays. When it fires, extendDeadline distinguishes a real timeout from a
 // leftover one. So requests with the same long bound cost one timer update per bound, not per
 // request.
 func (c *conn) setDeadlineBy(t time.Duration) {
@@ -279,7 +279,7 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 //
 // RawConn.Read forgets readiness signalled before it begins, then runs step until it returns true,
 // waiting for readiness in between. The first run of step writes, so a response can only be
-// signalled after that. After a time-out and a second RawConn.Read, step tries to read first. An
+// signalled after that. After a timeout and a second RawConn.Read, step tries to read first. An
 // engine that closed the connection just before answers the write by a reset.
 //
 // With many connections the buffer is released meanwhile, because thousands may wait for a head

@@ -46,13 +46,13 @@ func TestFinalRead(t *testing.T) {
 		return c.readErr
 	}
 	if err := look(true); err != ErrTimeout {
-		t.Errorf("of a silent engine: %v, want a time-out", err)
+		t.Errorf("of a silent engine: %v, want a timeout", err)
 	}
 	if _, err := io.WriteString(engine, "late"); err != nil {
 		t.Fatal(err)
 	}
 	if err := look(false); err != ErrTimeout || c.w != 0 {
-		t.Errorf("without a wait before: %v and %d bytes, want a time-out", err, c.w)
+		t.Errorf("without a wait before: %v and %d bytes, want a timeout", err, c.w)
 	}
 	testwait.Until(t, "what came is read", func() bool { return look(true) == nil })
 	if got := string(c.buf[:c.w]); got != "late" {

@@ -265,7 +265,7 @@ func (m *Model) runHere(verb string, call func() error) error {
 }
 
 // run executes call on one of the library's threads and waits for it, at most for the
-// model's time-out. After an error the job belongs to that thread.
+// model's timeout. After an error the job belongs to that thread.
 func (m *Model) run(j *job, verb string, call func(*job, time.Duration)) error {
 	end := time.Now().Add(m.timeout)
 	timer := time.NewTimer(m.timeout)

@@ -14,7 +14,7 @@ import (
 
 // Prompt renders a request like Render, encodes the part of the text that rest returns, and
 // appends its ids to dst. It is one bounded call: one place among the calls that run at once, one
-// hand-over to a thread and one time-out, and the text stays in the library's memory.
+// hand-over to a thread and one timeout, and the text stays in the library's memory.
 //
 // rest is called once with the rendered text, which is valid until it returns, on the thread of
 // the call, and returns the part of it to encode, or nil for nothing. It must not wait. addSpecial

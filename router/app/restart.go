@@ -268,7 +268,7 @@ func (r *Router) drainFront(ctx context.Context, drain time.Duration) error {
 	child := &childClients{child: r.child}
 	err := r.front.Retire(ctx, child, drain)
 	if failed := child.failed.Load(); failed != nil {
-		r.log.Warn("some idle client connections were not passed to the new process; they stayed open until their time-out", "error", *failed)
+		r.log.Warn("some idle client connections were not passed to the new process; they stayed open until their timeout", "error", *failed)
 	}
 	r.log.Info("idle client connections were passed to the new process", "connections", child.sent.Load())
 	return err

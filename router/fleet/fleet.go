@@ -112,7 +112,7 @@ func (o *Options) defaults() {
 
 // DetectWithin is the longest time that a dead engine with running requests stays in the pools if
 // none of them reports it sooner: it died just after a probe, and the next ones are refused or hang
-// until their time-out.
+// until their timeout.
 func (o Options) DetectWithin() time.Duration {
 	p := o.Settings()
 	return p.detectWithin()

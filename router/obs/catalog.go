@@ -152,7 +152,7 @@ var Catalog = []Family{
 	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for the lookup of an identical prompt."},
 	{"sluice_tokenizer_backed_off_total", "counter", "", "Prompts not sent to an engine's /tokenize because it had just failed."},
 	{"sluice_tokenizer_refused_total", "counter", "", "Lookups that an engine answered with a 4xx."},
-	{"sluice_tokenizer_failed_total", "counter", "", "Lookups that failed for any other reason, time-outs included."},
+	{"sluice_tokenizer_failed_total", "counter", "", "Lookups that failed for any other reason, timeouts included."},
 	{"sluice_tokenizer_timeouts_total", "counter", "", "Lookups that took longer than tokens.timeout."},
 	{"sluice_tokenizer_native_models", "gauge", "state", "Models whose prompts this process can tokenize: used, or mismatch, if their ids differed from an engine's and the engine tokenizes them."},
 	{"sluice_tokenizer_native_unmodelled_total", "counter", "", "Prompts of such models that only the engine can render, such as those with images."},

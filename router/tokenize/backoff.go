@@ -26,7 +26,7 @@ type backoff struct {
 	at    time.Time // time of the last failure
 	until time.Time // no request is sent before
 	delay time.Duration
-	// minSize: shorter requests are sent nevertheless. It is not 0 after a time-out on a long
+	// minSize: shorter requests are sent nevertheless. It is not 0 after a timeout on a long
 	// prompt, which says nothing about short ones.
 	minSize int
 	reason  string

@@ -119,7 +119,7 @@ func TestLongPromptDoesNotBlockShortOnes(t *testing.T) {
 	may := func(size int) bool { _, ok := f.allow("u", size); return ok }
 	f.recordFailure("u", long, c.now(), errTimedOut)
 	if !may(1000) || !may(long/2-1) || may(long/2) || may(long) || f.isActive("u") {
-		t.Error("after a time-out on a long prompt")
+		t.Error("after a timeout on a long prompt")
 	}
 	f.recordSuccess("u", 1000) // a short one says nothing of long ones
 	if may(long) {
@@ -128,7 +128,7 @@ func TestLongPromptDoesNotBlockShortOnes(t *testing.T) {
 	c.advance(time.Millisecond)
 	f.recordFailure("u", 1000, c.now(), errTimedOut)
 	if may(1000) || !f.isActive("u") {
-		t.Error("after a time-out on a short prompt too")
+		t.Error("after a timeout on a short prompt too")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestBackoffExpires(t *testing.T) {
 	}
 }
 
-// A stalled engine delays one request by the time-out, the next ones not at
+// A stalled engine delays one request by the timeout, the next ones not at
 // all, until it is tried again and has recovered.
 func TestAStalledEngine(t *testing.T) {
 	e := newEngine(t)
@@ -165,7 +165,7 @@ func TestAStalledEngine(t *testing.T) {
 	e.set(0, "", hold)
 	tk := New(Options{Timeout: 100 * time.Millisecond})
 	c := &clock{t: time.Unix(1e9, 0)}
-	// The fault's clock stands still but for the time-out itself.
+	// The fault's clock stands still but for the timeout itself.
 	tk.backoffs.now = func() time.Time { c.advance(100 * time.Millisecond); return c.now() }
 	p := find(t, tk, Completion, `{"prompt":"the first one waits"}`, e.ep)
 	if p.Source != FromText || !strings.Contains(p.Err, e.URL) {

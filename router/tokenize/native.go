@@ -134,7 +134,7 @@ func (w *nativeWork) put() {
 
 // PromptInProcess sets dst to the prompt's ids, and the hashes of their blocks with q.Scope as the
 // salt, if they can be found in this process. Otherwise it returns false and leaves dst to Prompt. It
-// calls the library once, for at most the library's own time-out, and not at all for a completion
+// calls the library once, for at most the library's own timeout, and not at all for a completion
 // that is cached.
 func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	n := t.native(q)
@@ -247,7 +247,7 @@ func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
 	return true
 }
 
-// checkTimeout is the time-out of a comparison, which no request waits for.
+// checkTimeout is the timeout of a comparison, which no request waits for.
 const checkTimeout = 10 * time.Second
 
 // check compares ids with the engine's in the background.

@@ -162,7 +162,7 @@ type Stats struct {
 	Coalesced uint64 // prompts that waited for the same lookup of another request
 	BackedOff uint64 // prompts for which the engine was not asked because it had failed
 	Refused   uint64 // lookups that an engine answered with a 4xx
-	Failed    uint64 // lookups that failed otherwise, including time-outs
+	Failed    uint64 // lookups that failed otherwise, including timeouts
 	Timeouts  uint64 // lookups that exceeded Timeout
 
 	FromNative    uint64 // prompts that were tokenized in this process
@@ -341,7 +341,7 @@ func (t *Tokenizer) lead(dst *Prompt, w *promptWork, ep *upstream.Endpoint, call
 	dst.Err = f.err
 	if !f.cut {
 		t.count(err)
-		// A request that first waited had little time left: its time-out says nothing.
+		// A request that first waited had little time left: its timeout says nothing.
 		if !timedOut(err) || t.backoffs.now().Sub(began) >= t.opt.Load().Timeout/2 {
 			t.backoffs.recordFailure(url, w.size, began, err)
 		}

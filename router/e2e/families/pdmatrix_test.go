@@ -156,7 +156,7 @@ The rules for a client that leaves are one table, ~rules~ in ~router/pd/abort/ru
 | both legs | prefill on one engine, its KV to another, which computed nothing of the prompt |
 | declined, both legs | the same, after decode, which was asked first, held too little |
 | decode alone | the family cannot hand this request over |
-| freed at once | every block, room, lease and reservation was released, and none by a time-out; the leases of these engines are 30 s and longer |
+| freed at once | every block, room, lease and reservation was released, and none by a timeout; the leases of these engines are 30 s and longer |
 | run again | the client saw a whole right answer, from a second pair or decode engine |
 | unseen | the same, or decode had the KV already and went on |
 | goes on elsewhere | a whole right answer whose first tokens are the first engine's ([migration.md](migration.md)) |

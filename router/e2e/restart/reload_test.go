@@ -162,10 +162,10 @@ func TestReloadDuringRequest(t *testing.T) {
 	}
 	close(reloaded)
 	if a := <-done; a == nil || a.Status != 200 || calls.Load() != 2 {
-		t.Fatalf("%d calls, answer %+v; want the second try to have the time-out of 30 s", calls.Load(), a)
+		t.Fatalf("%d calls, answer %+v; want the second try to have the timeout of 30 s", calls.Load(), a)
 	}
 	if a := harness.Post(t, g.URL+"/v1/chat/completions", harness.Chat("")); a.Status != 504 {
-		t.Errorf("a new request: %d %s; want 504, by the new time-out", a.Status, a.Body)
+		t.Errorf("a new request: %d %s; want 504, by the new timeout", a.Status, a.Body)
 	}
 }
 

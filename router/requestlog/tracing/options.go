@@ -13,7 +13,7 @@ import (
 
 // Options configure an Exporter. OTEL_* variables of the environment apply where an option is not
 // set; the exporter reads those of OTEL_EXPORTER_OTLP_* (headers, certificates, compression,
-// time-out) itself.
+// timeout) itself.
 type Options struct {
 	// Endpoint is the collector's URL, as http://127.0.0.1:4317; "" leaves it to
 	// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT.
