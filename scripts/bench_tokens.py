@@ -6,7 +6,9 @@ a long conversation, a short chat and the memory of many conversations, each bes
 Face's `tokenizers` crate, which the same library contains, and beside an engine's /tokenize
 that answers at once. Times are wall-clock time on one core; the table has the CPU too.
 
-The second part (--llmd, alone with --only llmd) has the shape of llm-d's benchmark: prompts
+The memory alone, which does not depend on how busy the machine is, is --only memory.
+
+The second part (alone with --only llmd) has the shape of llm-d's benchmark: prompts
 of 100,000 tokens through the whole router to simulated engines, first all new, then with 95 %
 of each as before, at the rate that this machine allows. It prints the router's CPU per
 request and what 99 requests a second would take.
@@ -14,7 +16,7 @@ request and what 99 requests a second would take.
 Vocabularies and templates are those of scripts/tokenizer_golden.py (ids, text), which
 downloads them once.
 
-  scripts/bench_tokens.py [--rounds N] [--conversations N] [--only goals|llmd] [--report FILE]
+  scripts/bench_tokens.py [--rounds N] [--conversations N] [--only goals|memory|llmd] [--report FILE]
 """
 
 import argparse
@@ -53,7 +55,7 @@ def goals(a):
     with tempfile.TemporaryDirectory(prefix="sluice-tokens-") as tmp:
         out = os.path.join(tmp, "figures.json")
         command = ["go", "test", "./router/tokenize", "-run", "^TestGoals$", "-count=1", "-timeout", "30m", "-args",
-                   "-goals", out, "-goals.rounds", str(a.rounds), "-goals.conversations", str(a.conversations)]
+                   "-goals", out, "-goals.rounds", str(a.rounds), "-goals.conversations", str(a.conversations), "-goals.memory=%s" % ("true" if a.only == "memory" else "false")]
         env = dict(os.environ, GOMAXPROCS=os.environ.get("GOMAXPROCS", "2"))
         env.setdefault("SLUICE_TOKENIZER_LIBRARY", os.path.join(ROOT, "bin", "libsluice_tokenizer.so"))
         run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -67,12 +69,14 @@ def goals(a):
     for name, t in g["turns"].items():
         rows.append(("next turn, %d old and %d new tokens, template %s, ms" % (t["Tokens"] - t["NewTokens"], t["NewTokens"], name), "at most 0.5",
                      "%.2f [%s]" % (t["Wall"] / 1e3, span([v / 1e3 for v in t["LowHigh"]])), t["Wall"] <= 500))
-    c = g["chat"]
-    rows.append(("new chat of 1 KB, µs", "at most 60", "%.0f [%s]" % (c["Wall"], span(c["LowHigh"], 0)), c["Wall"] <= 60))
+    if c := g["chat"]:
+        rows.append(("new chat of 1 KB, µs", "at most 60", "%.0f [%s]" % (c["Wall"], span(c["LowHigh"], 0)), c["Wall"] <= 60))
     m = g["memory"]
     rows.append(("conversations of %d tokens kept in 384 MiB" % m["Tokens"], "1,000", "%d of %d, in %d MiB (heap %d MiB)" % (
         m["Kept"], m["Conversations"], m["CacheBytes"] >> 20, m["Heap"] >> 20), m["Kept"] >= min(1000, a.conversations) and m["Heap"] <= 384 << 20))
     e = g["engine"]
+    if not e:
+        return rows, [], g["library"]
     detail = ["| prompt | native | CPU | HF: template and whole encoding | `/tokenize` of an instant engine | CPU with that engine's |", "| --- | --- | --- | --- | --- | --- |"]
     detail.append("| new chat of 1 KB, µs | %.0f | %.0f | %.0f | %.0f | %.0f |" % (c["Wall"], c["CPU"], c["HF"], e["ShortWall"], e["ShortCPU"]))
     for name, t in g["turns"].items():
@@ -262,7 +266,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=9, help="rounds of each measurement [9]")
     p.add_argument("--conversations", type=int, default=1000, help="conversations to keep in memory [1000]")
-    p.add_argument("--only", choices=("goals", "llmd"), help="one part")
+    p.add_argument("--only", choices=("goals", "memory", "llmd"), help="one part")
     p.add_argument("--engines", type=int, default=4, help="llmd: simulated engines [4]")
     p.add_argument("--prompts", type=int, default=40, help="llmd: prompts of each kind in a round [40]")
     p.add_argument("--llmd-rounds", type=int, default=3, help="llmd: rounds [3]")
@@ -276,7 +280,7 @@ def main():
     rows, tables, library = [], [], ""
     if a.only != "llmd":
         rows, tables, library = goals(a)
-    if a.only != "goals":
+    if a.only not in ("goals", "memory"):
         rows += llmd(a)
     lines = ["| what | goal | measured | |", "| --- | --- | --- | --- |"] + ["| %s | %s | %s | %s |" % (what, goal, got, verdict(met)) for what, goal, got, met in rows]
     for t in tables:

@@ -31,6 +31,7 @@ var (
 	goals         = flag.String("goals", "", "measure, and write the figures to `FILE` as JSON: make bench-tokens")
 	conversations = flag.Int("goals.conversations", 1000, "`N` conversations whose ids are kept in memory")
 	rounds        = flag.Int("goals.rounds", 9, "`N` rounds of each measurement")
+	memoryOnly    = flag.Bool("goals.memory", false, "measure only the memory of conversations")
 )
 
 // The shape of the goals: an agent's turn.
@@ -295,13 +296,15 @@ func TestGoals(t *testing.T) {
 	paragraphs := corpus(t)
 	f := figures{Library: library.Version(), Cold: map[string]*cold{}, Turns: map[string]*turn{}}
 	qwen := load(t, library, "qwen2", "")
-	for _, v := range []string{"qwen2", "llama-bpe", "deepseek-llm"} {
-		f.Cold[v] = measureCold(t, load(t, library, v, ""), paragraphs)
+	if !*memoryOnly {
+		for _, v := range []string{"qwen2", "llama-bpe", "deepseek-llm"} {
+			f.Cold[v] = measureCold(t, load(t, library, v, ""), paragraphs)
+		}
+		f.Turns["ChatML"] = measureTurn(t, qwen, paragraphs)
+		f.Turns["Qwen3"] = measureTurn(t, load(t, library, "qwen2", "Qwen-Qwen3-0.6B.jinja"), paragraphs)
+		f.Chat = measureChat(t, qwen, paragraphs)
+		f.Engine = measureEngine(t, qwen, paragraphs)
 	}
-	f.Turns["ChatML"] = measureTurn(t, qwen, paragraphs)
-	f.Turns["Qwen3"] = measureTurn(t, load(t, library, "qwen2", "Qwen-Qwen3-0.6B.jinja"), paragraphs)
-	f.Chat = measureChat(t, qwen, paragraphs)
-	f.Engine = measureEngine(t, qwen, paragraphs)
 	f.Memory = measureMemory(t, qwen, paragraphs)
 	out, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
