@@ -1,0 +1,244 @@
+//! The C ABI, called as a C program calls it, with valid and broken vocabularies, templates and
+//! texts. scripts/tokenizer_check.sh runs it with the address sanitizer and checks for overflow.
+
+use std::ffi::{CString, c_int};
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
+
+use sluice_tokenizer::*;
+
+const OK: c_int = 0;
+const ARGUMENT: c_int = 1;
+const UNSUPPORTED: c_int = 3;
+const INPUT: c_int = 4;
+const TEMPLATE: c_int = 5;
+const PANIC: c_int = 8;
+
+/// `struct sluice_tok_result`, whose fields the library keeps to itself.
+#[repr(C)]
+struct Raw {
+    data: *mut u8,
+    len: usize,
+    size: usize,
+}
+
+/// Makes a call and returns its code and its result, which is freed as a caller must.
+fn call(f: impl FnOnce(*mut RawResult) -> c_int) -> (c_int, Vec<u8>, usize) {
+    let mut raw = Raw { data: 1 as *mut u8, len: 7, size: 7 }; // the call must overwrite all of it
+    let out = (&raw mut raw).cast::<RawResult>();
+    let code = f(out);
+    let data = if raw.data.is_null() { Vec::new() } else { unsafe { std::slice::from_raw_parts(raw.data, raw.size) }.to_vec() };
+    let len = raw.len;
+    unsafe { sluice_tok_free(out) };
+    assert!(raw.data.is_null() && raw.len == 0 && raw.size == 0);
+    unsafe { sluice_tok_free(out) }; // an empty result is fine
+    (code, data, len)
+}
+
+struct Model(*mut Handle);
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        unsafe { sluice_tok_close(self.0) };
+    }
+}
+
+impl Model {
+    fn load(dir: &Path) -> Result<Model, (c_int, String)> {
+        let dir = CString::new(dir.to_str().unwrap()).unwrap();
+        let mut handle = null_mut();
+        let (code, text, _) = call(|out| unsafe { sluice_tok_load(dir.as_ptr(), null(), &mut handle, out) });
+        assert_eq!(handle.is_null(), code != OK);
+        if code == OK { Ok(Model(handle)) } else { Err((code, String::from_utf8(text).unwrap())) }
+    }
+
+    /// Encodes into an array of cap ids, exactly as long as that.
+    fn encode(&self, text: &[u8], cap: usize) -> (c_int, Vec<u32>) {
+        let mut ids = vec![u32::MAX; cap].into_boxed_slice();
+        let dst = if cap == 0 { null_mut() } else { ids.as_mut_ptr() };
+        let (code, data, len) = call(|out| unsafe { sluice_tok_encode(self.0, text.as_ptr(), text.len(), 3, dst, cap, out) });
+        if code != OK {
+            return (code, Vec::new());
+        }
+        if data.is_empty() {
+            assert!(len <= cap);
+            return (code, ids[..len].to_vec());
+        }
+        assert_eq!(data.len(), 4 * len);
+        (code, data.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect())
+    }
+
+    fn render(&self, template: &[u8], input: &[u8]) -> (c_int, Vec<u8>) {
+        let (code, text, _) = call(|out| unsafe { sluice_tok_render(self.0, template.as_ptr(), template.len(), input.as_ptr(), input.len(), 1_000_000_000, out) });
+        (code, text)
+    }
+}
+
+fn tiny() -> Model {
+    Model::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/tiny")).unwrap()
+}
+
+/// A folder that is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let dir = std::env::temp_dir().join(format!("sluice-tokenizer-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Folder(dir)
+    }
+
+    fn load(&self, file: &str, data: &[u8], config: &str) -> Result<Model, (c_int, String)> {
+        for f in std::fs::read_dir(&self.0).unwrap() {
+            std::fs::remove_file(f.unwrap().path()).unwrap();
+        }
+        std::fs::write(self.0.join(file), data).unwrap();
+        if !config.is_empty() {
+            std::fs::write(self.0.join("tokenizer_config.json"), config).unwrap();
+        }
+        Model::load(&self.0)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn base64(token: &[u8]) -> String {
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::new();
+    for part in token.chunks(3) {
+        let bits = part.iter().fold(0u32, |n, b| n << 8 | u32::from(*b)) << (8 * (3 - part.len()));
+        for i in 0..4 {
+            out.push(if i <= part.len() { digits[(bits >> (18 - 6 * i)) as usize & 63] as char } else { '=' });
+        }
+    }
+    out
+}
+
+/// tiktoken's file of all bytes, "ab" (256), "abc" (257) and "cab" (258).
+fn ranks() -> String {
+    let bytes = (0..=255u8).map(|b| vec![b]);
+    let words = ["ab", "abc", "cab"].map(|w| w.as_bytes().to_vec());
+    bytes.chain(words).enumerate().map(|(rank, token)| format!("{} {rank}\n", base64(&token))).collect()
+}
+
+fn tekken() -> String {
+    let vocab: Vec<String> = ranks()
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(token, rank)| format!(r#"{{"rank":{rank},"token_bytes":"{token}"}}"#))
+        .collect();
+    format!(
+        r#"{{"config":{{"pattern":"[a-z]+|[^a-z]+","default_vocab_size":269,"default_num_special_tokens":10}},"vocab":[{}]}}"#,
+        vocab.join(",")
+    )
+}
+
+const KIMI: &str = r#"{"auto_map":{"AutoTokenizer":["tokenization_kimi.TikTokenTokenizer",null]}}"#;
+const QWEN: &str = r#"{"auto_map":{"AutoTokenizer":["tokenization_qwen.QWenTokenizer",null]}}"#;
+
+#[test]
+fn null_pointers_are_refused() {
+    let mut handle = null_mut();
+    assert_eq!(unsafe { sluice_tok_load(c"x".as_ptr(), null(), &mut handle, null_mut()) }, ARGUMENT);
+    assert_eq!(call(|out| unsafe { sluice_tok_load(null(), null(), &mut handle, out) }).0, ARGUMENT);
+    assert_eq!(call(|out| unsafe { sluice_tok_load(c"x".as_ptr(), null(), null_mut(), out) }).0, ARGUMENT);
+    assert_eq!(call(|out| unsafe { sluice_tok_info(null(), 0, out) }).0, ARGUMENT);
+    assert_eq!(call(|out| unsafe { sluice_tok_encode(null(), null(), 0, 0, null_mut(), 0, out) }).0, ARGUMENT);
+    assert_eq!(call(|out| unsafe { sluice_tok_render(null(), null(), 0, null(), 0, 0, out) }).0, ARGUMENT);
+    unsafe { sluice_tok_close(null_mut()) };
+    unsafe { sluice_tok_free(null_mut()) };
+}
+
+#[test]
+fn ids_fit_or_are_the_librarys() {
+    let m = tiny();
+    // <|begin|>, the bytes of the text, <|end|> in it.
+    let text = "ab<|end|>é".as_bytes();
+    let want = [256, 97, 98, 257, 0xc3, 0xa9];
+    for cap in 0..9 {
+        assert_eq!(m.encode(text, cap), (OK, want.to_vec()), "{cap} ids");
+    }
+    assert_eq!(m.encode(b"a\xffb", 9).0, INPUT);
+    for what in 0..4 {
+        let (code, text, _) = call(|out| unsafe { sluice_tok_info(m.0, what, out) });
+        assert_eq!(code, if what < 3 { OK } else { ARGUMENT });
+        assert!(std::str::from_utf8(&text).is_ok());
+    }
+}
+
+#[test]
+fn templates_render_or_fail() {
+    let m = tiny();
+    let chat = br#"{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true}"#;
+    assert_eq!(m.render(b"", chat), (OK, b"<|begin|>user: hi<|end|>\nassistant:".to_vec()));
+    assert_eq!(m.render(b"{{ messages[0].content }}", chat), (OK, b"hi".to_vec()));
+    for (template, code) in [(&b"{% if %}"[..], TEMPLATE), (b"{{ raise_exception('x') }}", TEMPLATE), (b"{{ '\xff' }}", INPUT)] {
+        assert_eq!(m.render(template, chat).0, code);
+    }
+    for n in 0..chat.len() {
+        assert_eq!(m.render(b"", &chat[..n]).0, INPUT, "{n} bytes of the request");
+    }
+}
+
+#[test]
+fn vocabularies_are_converted() {
+    let folder = Folder::new("valid");
+    for (file, text, config, first, of) in [("tekken.json", tekken(), "", 1, 10), ("tiktoken.model", ranks(), KIMI, 257, 0), ("qwen.tiktoken", ranks(), QWEN, 257, 0)] {
+        let m = folder.load(file, text.as_bytes(), config).unwrap();
+        let (code, ids) = m.encode(b"abcab", 64);
+        let words = [257 + of, 256 + of];
+        assert_eq!((code, &ids[ids.len() - 2..], ids[0]), (OK, &words[..], if of > 0 { first } else { 257 }), "{file}");
+    }
+}
+
+/// Files with a part cut, repeated or replaced load or are refused; none makes the library panic.
+#[test]
+fn broken_vocabularies_are_refused() {
+    let folder = Folder::new("broken");
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |n: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed % n as u64) as usize
+    };
+    let tries: usize = std::env::var("SLUICE_TOKENIZER_TRIES").ok().and_then(|s| s.parse().ok()).unwrap_or(20);
+    let tiny = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/tiny/tokenizer.json")).unwrap();
+    let files = [("tekken.json", tekken().into_bytes(), ""), ("tiktoken.model", ranks().into_bytes(), KIMI), ("qwen.tiktoken", ranks().into_bytes(), QWEN), ("tokenizer.json", tiny, "")];
+    for (file, valid, config) in &files {
+        for _ in 0..tries {
+            let mut data = valid.clone();
+            for _ in 0..1 + random(3) {
+                let at = random(data.len());
+                let end = (at + random(40)).min(data.len());
+                match random(4) {
+                    0 => drop(data.drain(at..end)),
+                    1 => data.splice(at..at, data[at..end].to_vec()).for_each(drop),
+                    2 => data[at] = b"0129\"{}[],:-=+ \n\xff\0"[random(18)],
+                    _ => data.truncate(at.max(1)),
+                }
+                if data.is_empty() {
+                    break;
+                }
+            }
+            match folder.load(file, &data, config) {
+                Ok(m) => assert_ne!(m.encode("abcab é".as_bytes(), 4).0, PANIC, "{file}: {}", String::from_utf8_lossy(&data)),
+                Err((code, text)) => assert_eq!(code, UNSUPPORTED, "{file}: {text}: {}", String::from_utf8_lossy(&data)),
+            }
+        }
+    }
+    for (file, text, config) in [
+        ("tekken.json", r#"{"config":{"pattern":"a","default_vocab_size":18446744073709551615,"default_num_special_tokens":1},"vocab":[]}"#, ""),
+        ("tekken.json", r#"{"config":{"pattern":"a","default_vocab_size":1,"default_num_special_tokens":2},"vocab":[]}"#, ""),
+        ("tiktoken.model", "YQ== 4294967296\n", KIMI),
+        ("tiktoken.model", "YQ== 4294967295\n", KIMI),
+        ("tiktoken.model", "YWI= 0\n", KIMI),
+        ("tiktoken.model", "", ""),
+    ] {
+        assert_eq!(folder.load(file, text.as_bytes(), config).err().unwrap().0, UNSUPPORTED, "{file}: {text}");
+    }
+}
