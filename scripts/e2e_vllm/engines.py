@@ -13,6 +13,9 @@ BLOCK_SIZE = 32  # the CPU attention backend accepts only multiples of 32
 BLOCKS = 400
 
 ENVIRONMENT = {
+    # An engine is three processes that each import vLLM: without bytecode files each compiles it again,
+    # 40 s of CPU. An empty value is as good as none.
+    "PYTHONDONTWRITEBYTECODE": "",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -95,7 +98,7 @@ class Engine:
         self.process.stop()
 
 
-def wait_ready(engines, patience=900):
+def wait_ready(engines, patience=1800):
     """Waits until all engines answer /health; prints a line every 15 s."""
     begun = said = time.monotonic()
     waiting = list(engines)
