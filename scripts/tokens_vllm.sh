@@ -7,9 +7,10 @@
 # With --prefill it measures instead what the front end of a prefill server spends on
 # prompts of 16,000 tokens as text and as token ids (pd.prefill_by_ids).
 #
-# usage: scripts/tokens_vllm.sh [--prefill] [--requests N] [--router FILE] [--library FILE] [--keep-logs]
+# usage: scripts/tokens_vllm.sh [--prefill [--report FILE]] [--requests N] [--router FILE] [--library FILE] [--keep-logs]
 #
 #   --prefill       measure prefill by token ids
+#   --report FILE   with --prefill: write the figures into this document (docs/tokens.md in the repository)
 #   --requests N    requests to send [1000; with --prefill 20 for each of 5 rounds]
 #   --router FILE   the binary to test [bin/sluice, built]
 #   --library FILE  the tokenizer library [beside the binary, built]
@@ -22,7 +23,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
-requests= router= library= keep= script=vllm.py
+requests= router= library= keep= report= script=vllm.py
 
 die() { echo "tokens_vllm.sh: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -30,14 +31,16 @@ while [ $# -gt 0 ]; do
     -h|--help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     --keep-logs) keep=1 ;;
     --prefill) script=prefill.py ;;
-    --requests|--router|--library)
+    --requests|--router|--library|--report)
       [ $# -gt 1 ] || die "$1 needs a value; see --help"
-      case $1 in --requests) requests=$2 ;; --router) router=$2 ;; --library) library=$2 ;; esac
+      case $1 in --requests) requests=$2 ;; --router) router=$2 ;; --library) library=$2 ;; --report) report=$2 ;; esac
       shift ;;
     *) die "unknown argument $1; see --help" ;;
   esac
   shift
 done
+
+[ -z "$report" ] || [ "$script" = prefill.py ] || die "--report needs --prefill; see --help"
 
 run=$(mktemp -d "${TMPDIR:-/tmp}/sluice-tokens.XXXXXX")
 touch "$run/groups"
@@ -60,7 +63,7 @@ if [ -z "$router" ]; then
   make -s -C "$root" build
 fi
 if [ -n "$library" ]; then export SLUICE_TOKENIZER_LIBRARY=$library; fi
-"$cache/venv/bin/python" "$here/tokens/$script" --cache "$cache" --run-dir "$run" --router "$router" ${requests:+--requests "$requests"} &
+"$cache/venv/bin/python" "$here/tokens/$script" --cache "$cache" --run-dir "$run" --router "$router" ${requests:+--requests "$requests"} ${report:+--report "$report"} &
 child=$!
 wait "$child" && status=0 || status=$?
 child=
