@@ -320,7 +320,7 @@ func TestConfigIsMasked(t *testing.T) {
 				[]map[string]any{{"url": "http://u:s3cret@h:1/x", "api_key": "s3cret", "id": "w", "require_api_keys": "all",
 					"kv_events": []string{"http://s3cret@h:2", "https://u:s3@cret@h/y?key=s3cret", "https://h:3?s3cret@x", "tcp://h:4"},
 					"api_keys":  []map[string]any{{"name": "team-a", "sha256": "s3cret"}},
-					"options": map[string][]string{"password": {"s3cret", "s3cret2"}}}}}
+					"options":   map[string][]string{"password": {"s3cret", "s3cret2"}}}}}
 		}
 	})
 	code, _, body := f.call(t, "GET", "/admin/v1/config", bearer(testToken))

@@ -8,8 +8,8 @@ import (
 )
 
 // retryBudget is a pool's budget of retries: each request credits a fraction of one, time credits a
-// little more, each retry withdraws one. An overloaded or failing pool thus gets at most RetryShare
-// more work, and never twice as much.
+// little more, each retry withdraws one. An overloaded or failing pool thus gets at most the fraction
+// RetryShare more work, instead of several times as much.
 //
 // The balance is in millionths of a retry. Requests add to it, retries compare and swap it down,
 // and one of many concurrent callers credits the elapsed time by swapping creditedUntil. No caller

@@ -43,8 +43,8 @@ type Stats struct {
 
 // Errors that callers distinguish with errors.Is.
 var (
-	ErrClosed    = errors.New("the notification board is closed")
-	ErrDuplicate = errors.New("the request id is already waited for")
+	ErrClosed    = errors.New("the listener is closed")
+	ErrDuplicate = errors.New("another request waits for this id")
 )
 
 const (

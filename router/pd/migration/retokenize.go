@@ -20,11 +20,14 @@ func CanRetokenize(r *worker.Rank) bool {
 	return false
 }
 
-// Retokenize asks the tokenizer of a rank's engine for the token ids of the text sent to the client and
-// stores them in c.Out. It returns "" if the ids are exact, that is, if the text of each event is one
-// token, or if unconstrained allows other ids. rank is nil if there is none. post sends a body to the engine's
-// /tokenize and returns the response, nil on failure. An engine sends each token as an event of its own unless it falls behind; the boundaries
-// between several tokens in one event are unknown.
+// Retokenize asks the tokenizer of a rank's engine for the token ids of the text that the client has
+// received, and stores them in c.Out. post sends a body to the engine's /tokenize and returns the
+// response, or nil on failure. rank is nil if no rank can tokenize.
+//
+// It returns "" if the ids are exact, or if unconstrained allows other ids, and otherwise the reason:
+// "no_tokenizer" or "retokenized". The ids are exact if the text of each event is one token. An engine
+// sends each token as an event of its own unless it falls behind; the boundaries between several
+// tokens of one event are unknown.
 func (c *State) Retokenize(rank *worker.Rank, unconstrained bool, post func(body []byte) []byte) (reason string) {
 	if len(c.EventEnds()) == 0 {
 		c.Out = c.Out[:0]
