@@ -68,7 +68,7 @@ func TestReloadCommand(t *testing.T) {
 	none := text[:strings.Index(text, "workers:")] + "workers: []\n"
 	for _, args := range [][]string{{"--dry-run"}, nil} {
 		harness.WriteFile(t, path, none)
-		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file contains no worker any more") {
+		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file no longer contains a worker") {
 			t.Errorf("the last worker is taken out: %d\n%s", code, out)
 		}
 	}
