@@ -40,7 +40,11 @@ async function open(hash, { width = 1280, colorScheme = "light", base = CONSOLE 
 }
 
 const signedIn = (hash, options) => open(`#token=${TOKEN}${hash ? `&${hash}` : ""}`, options);
-const close = page => page.context().close();
+// close ends the routes of a page first: an update that one of them is fetching would otherwise end this process.
+const close = async page => {
+  await page.unrouteAll({ behavior: "ignoreErrors" });
+  await page.context().close();
+};
 const title = (page, text) => page.locator(".view-title", { hasText: text }).waitFor();
 // rows returns the first cells of a table's rows.
 const rows = (page, label) => page.locator(`[aria-label="${label}"] tbody tr td:first-child`).allTextContents();
