@@ -78,7 +78,8 @@ for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
 tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" --transform 's,^lib/,,' -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion $(cd "$build" && ls lib/*.so 2>/dev/null)
-"$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
+# It reads the commit from the repository itself, and cannot do so in a linked work tree (git worktree).
+"$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>"$build/sbom.log" || { tail -5 "$build/sbom.log" >&2; echo "packages: cannot write the SBOM" >&2; exit 1; }
 scripts/wheels.sh "$out"
 (cd "$out" && sha256sum -- *"$version"* *.whl >"SHA256SUMS")
 [ -n "$(git status --porcelain 2>/dev/null)" ] || echo "$source" >"$built"
