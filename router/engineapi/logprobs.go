@@ -23,30 +23,7 @@ func (c *converter) logprobs(raw []byte) {
 			}
 		case it.IsKey("content"):
 			for v := jsonscan.Walk(it.Raw()); v.Next(); {
-				var l tokenLogprob
-				for m := jsonscan.Walk(v.Raw()); m.Next(); {
-					switch {
-					case m.IsKey("logprob"):
-						l.prob = m.Raw()
-					case m.IsKey("top_logprobs"):
-						for t := jsonscan.Walk(m.Raw()); t.Next(); {
-							top := topLogprob{id: -1}
-							for k := jsonscan.Walk(t.Raw()); k.Next(); {
-								switch {
-								case k.IsKey("token"):
-									top.id, top.token = tokenOf(k.Raw())
-								case k.IsKey("token_id"):
-									top.id = int64(atoi(k.Raw()))
-								case k.IsKey("logprob"):
-									top.prob = k.Raw()
-								}
-							}
-							l.top = append(l.top, top)
-						}
-					}
-				}
-				sortLikeliestFirst(l.top)
-				c.current.logprobs = append(c.current.logprobs, l)
+				c.current.logprobs = append(c.current.logprobs, contentLogprob(v.Raw()))
 			}
 		}
 	}
@@ -63,6 +40,40 @@ func (c *converter) logprobs(raw []byte) {
 		}
 		sortLikeliestFirst(c.current.logprobs[i].top)
 	}
+}
+
+// contentLogprob parses an entry of content: a token's log-probability and those of its
+// alternatives. The result refers to raw.
+func contentLogprob(raw []byte) (l tokenLogprob) {
+	for m := jsonscan.Walk(raw); m.Next(); {
+		switch {
+		case m.IsKey("logprob"):
+			l.prob = m.Raw()
+		case m.IsKey("top_logprobs"):
+			for t := jsonscan.Walk(m.Raw()); t.Next(); {
+				l.top = append(l.top, contentAlternative(t.Raw()))
+			}
+		}
+	}
+	sortLikeliestFirst(l.top)
+	return l
+}
+
+// contentAlternative parses an entry of top_logprobs inside content. Its id is -1 if the entry names
+// no token. The result refers to raw.
+func contentAlternative(raw []byte) topLogprob {
+	top := topLogprob{id: -1}
+	for k := jsonscan.Walk(raw); k.Next(); {
+		switch {
+		case k.IsKey("token"):
+			top.id, top.token = tokenOf(k.Raw())
+		case k.IsKey("token_id"):
+			top.id = int64(atoi(k.Raw()))
+		case k.IsKey("logprob"):
+			top.prob = k.Raw()
+		}
+	}
+	return top
 }
 
 // sortLikeliestFirst sorts by descending probability: vLLM puts the sampled token first,

@@ -50,67 +50,19 @@ func (r *request) media(blockSize int) error {
 	if size == 0 {
 		return &FieldError{Field: "mm_routing_info.block_size", Got: "nothing, and no engine has reported its block size yet", Want: rules[fMMBlockSize].want}
 	}
-	bad := func(i int, raw []byte, kind jsonscan.Kind, want string) error {
-		return &FieldError{Field: fmt.Sprintf("mm_routing_info.block_mm_infos[%d]", i), Got: quoteValue(raw, kind), Want: want}
-	}
-	const want = `null or {"mm_objects":[{"mm_hash":…,"offsets":[[from,to]]}]}`
-	ends := make(map[pd.Medium]int)
-	i := -1
-	for it := jsonscan.Walk(r.vals[fBlockInfos]); it.Next(); {
-		i++
+	blocks := mediaBlocks{size: size, ends: make(map[pd.Medium]int)}
+	for it := jsonscan.Walk(r.vals[fBlockInfos]); it.Next(); blocks.index++ {
 		if it.Value.Kind == jsonscan.Null {
 			continue
 		}
-		list, ok, err := jsonscan.Find(it.Raw(), "mm_objects")
-		if err != nil || !ok || list.Kind != jsonscan.Array {
-			return bad(i, it.Raw(), it.Value.Kind, want)
+		if err := blocks.add(it.Raw(), it.Value.Kind); err != nil {
+			return err
 		}
-		for o := jsonscan.Walk(it.Raw()[list.Start:list.End]); o.Next(); {
-			m := pd.Medium{}
-			hash, ok, err := jsonscan.Find(o.Raw(), "mm_hash")
-			if err != nil || !ok {
-				return bad(i, o.Raw(), o.Value.Kind, want)
-			}
-			switch raw := o.Raw()[hash.Start:hash.End]; {
-			case hash.Kind == jsonscan.String:
-				m.Key = string(appendText(nil, raw))
-			case unsigned(raw, hash.Kind):
-				m.Hash, _ = strconv.ParseUint(string(raw), 10, 64)
-				m.HashOnly = true
-			default:
-				return bad(i, o.Raw(), o.Value.Kind, want)
-			}
-			offsets, ok, err := jsonscan.Find(o.Raw(), "offsets")
-			if err != nil || !ok || offsets.Kind != jsonscan.Array {
-				return bad(i, o.Raw(), o.Value.Kind, want)
-			}
-			somewhere := true
-			for p := jsonscan.Walk(o.Raw()[offsets.Start:offsets.End]); p.Next(); {
-				somewhere = false
-				var at [2]int
-				n := 0
-				for v := jsonscan.Walk(p.Raw()); v.Next(); n++ {
-					x, err := strconv.Atoi(string(v.Raw()))
-					if err != nil || n > 1 || x < 0 || x > 1<<24 {
-						return bad(i, p.Raw(), p.Value.Kind, "offsets of the form [from, to]")
-					}
-					at[n] = i*size + x
-				}
-				if n != 2 || at[1] < at[0] {
-					return bad(i, p.Raw(), p.Value.Kind, "offsets of the form [from, to]")
-				}
-				m.From, m.To = at[0], at[1]
-				h.Media = mergeMedium(h.Media, ends, m)
-			}
-			if somewhere {
-				m.From, m.To = i*size, (i+1)*size
-				h.Media = mergeMedium(h.Media, ends, m)
-			}
-		}
-		if len(h.Media) > maxMedia {
+		if len(blocks.media) > maxMedia {
 			return &FieldError{Field: "mm_routing_info.block_mm_infos", Got: fmt.Sprintf("more than %d media", maxMedia), Want: "no more"}
 		}
 	}
+	h.Media = blocks.media
 	slices.SortStableFunc(h.Media, func(a, b pd.Medium) int { return a.From - b.From })
 	marked := 0
 	for i := range h.Media {
@@ -121,6 +73,86 @@ func (r *request) media(blockSize int) error {
 		return &FieldError{Field: "mm_routing_info.block_mm_infos", Got: fmt.Sprintf("media in %d places", marked), Want: fmt.Sprintf("no more than a prompt of %d tokens has room for", tokens)}
 	}
 	return nil
+}
+
+// mediaBlocks parses the entries of block_mm_infos, one block after another. Its errors are of type
+// *FieldError and name the block.
+type mediaBlocks struct {
+	size  int // tokens per block
+	index int // of the current block
+	media []pd.Medium
+	ends  map[pd.Medium]int // see mergeMedium
+}
+
+const wantBlockMedia = `null or {"mm_objects":[{"mm_hash":…,"offsets":[[from,to]]}]}`
+
+// add adds the media of the current block.
+func (b *mediaBlocks) add(raw []byte, kind jsonscan.Kind) error {
+	list, ok, err := jsonscan.Find(raw, "mm_objects")
+	if err != nil || !ok || list.Kind != jsonscan.Array {
+		return b.invalid(raw, kind, wantBlockMedia)
+	}
+	for o := jsonscan.Walk(raw[list.Start:list.End]); o.Next(); {
+		if err := b.addObject(o.Raw(), o.Value.Kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addObject adds a medium at each of its offsets. A medium without offsets fills the block.
+func (b *mediaBlocks) addObject(raw []byte, kind jsonscan.Kind) error {
+	m := pd.Medium{}
+	hash, ok, err := jsonscan.Find(raw, "mm_hash")
+	if err != nil || !ok {
+		return b.invalid(raw, kind, wantBlockMedia)
+	}
+	switch text := raw[hash.Start:hash.End]; {
+	case hash.Kind == jsonscan.String:
+		m.Key = string(appendText(nil, text))
+	case unsigned(text, hash.Kind):
+		m.Hash, _ = strconv.ParseUint(string(text), 10, 64)
+		m.HashOnly = true
+	default:
+		return b.invalid(raw, kind, wantBlockMedia)
+	}
+	offsets, ok, err := jsonscan.Find(raw, "offsets")
+	if err != nil || !ok || offsets.Kind != jsonscan.Array {
+		return b.invalid(raw, kind, wantBlockMedia)
+	}
+	start, hasOffsets := b.index*b.size, false
+	for p := jsonscan.Walk(raw[offsets.Start:offsets.End]); p.Next(); {
+		hasOffsets = true
+		from, to, ok := parseOffsets(p.Raw())
+		if !ok {
+			return b.invalid(p.Raw(), p.Value.Kind, "offsets of the form [from, to]")
+		}
+		m.From, m.To = start+from, start+to
+		b.media = mergeMedium(b.media, b.ends, m)
+	}
+	if !hasOffsets {
+		m.From, m.To = start, start+b.size
+		b.media = mergeMedium(b.media, b.ends, m)
+	}
+	return nil
+}
+
+// parseOffsets parses [from, to], two token counts of at most 1<<24 in ascending order.
+func parseOffsets(raw []byte) (from, to int, ok bool) {
+	var at [2]int
+	n := 0
+	for v := jsonscan.Walk(raw); v.Next(); n++ {
+		x, err := strconv.Atoi(string(v.Raw()))
+		if err != nil || n > 1 || x < 0 || x > 1<<24 {
+			return 0, 0, false
+		}
+		at[n] = x
+	}
+	return at[0], at[1], n == 2 && at[0] <= at[1]
+}
+
+func (b *mediaBlocks) invalid(raw []byte, kind jsonscan.Kind, want string) error {
+	return &FieldError{Field: fmt.Sprintf("mm_routing_info.block_mm_infos[%d]", b.index), Got: quoteValue(raw, kind), Want: want}
 }
 
 // maxMedia is the maximum number of media in one prompt.
