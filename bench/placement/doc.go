@@ -9,6 +9,10 @@
 //	make policies                   # generated traces
 //	make policies TRACE=file        # a trace in Mooncake's format
 //
+// With Options.Queue, requests wait in the router's admission queue (package admission) while no engine can start
+// them by the router's rule (schedule.Scheduler.CanStart). TestQueueBelowSaturation and TestQueueUnderOverload
+// compare that with no queue at the same arrivals; scripts/overload.py does so on processes.
+//
 // The model has no processes, no HTTP and no failures; scripts/policies.py compares the policies on
 // processes.
 package placement

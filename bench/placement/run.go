@@ -24,6 +24,20 @@ type Options struct {
 	// Advance waits for some time of the clock that package time shows: in a synctest bubble,
 	// time.Sleep.
 	Advance func(time.Duration)
+	// Settle waits until no other goroutine of the run has anything to do: synctest.Wait. It is needed
+	// with a Queue.
+	Settle func()
+	// Latency is the time from the choice of an engine until that has the request, and from a token
+	// until the router has it.
+	Latency time.Duration
+	Targets Targets
+	Queue   *QueueOptions // nil: no request waits in the router
+}
+
+// Targets are the times within which a request counts for Result.Goodput. The zero value means none.
+type Targets struct {
+	First    time.Duration // time to first token
+	PerToken time.Duration // mean time of an output token after the first
 }
 
 // Variant is one way to choose engines.
@@ -48,6 +62,10 @@ type Result struct {
 	Output         float64       // output tokens per second
 	Total          time.Duration // mean time of a request
 	PerToken       time.Duration // mean time of an output token after the first
+	Goodput        float64       // answers within Options.Targets, per second in which requests arrived
+	Highest        time.Duration // 99th percentile of the time to first token of the highest class
+	Refused        int
+	Waited         int // requests that the queue has dispatched
 }
 
 // warmShare is the share of a trace's requests that fill the caches.
@@ -84,6 +102,13 @@ type run struct {
 	ended     int
 	first     time.Duration // when the measurement began
 	last      time.Duration // when the last request ended
+
+	queue    *queue // nil: none
+	highest  []time.Duration
+	lastSent time.Duration // when the last request arrived
+	good     int
+	refused  int
+	waited   int
 }
 
 type event struct {
@@ -144,6 +169,10 @@ func Run(t *Trace, o Options, v Variant) Result {
 			r.after(0, r.arriveNext)
 		}
 	}
+	if o.Queue != nil {
+		r.playQueued()
+		return r.result()
+	}
 	for len(r.events) > 0 {
 		e := heap.Pop(&r.events).(event)
 		if d := e.at - r.now(); d > 0 {
@@ -172,57 +201,115 @@ func (r *run) arriveNext() {
 	}
 }
 
-// arrive chooses the engine of a request.
+// arrival is a request of the trace that has reached the router.
+type arrival struct {
+	*Request
+	number   int
+	at       time.Duration // of its arrival
+	measured bool
+}
+
+// arrive receives a request, and chooses its engine unless it waits in the queue.
 func (r *run) arrive(i int) {
-	q, at := &r.t.Requests[i], r.now()
-	measured := i >= int(warmShare*float64(len(r.t.Requests)))
-	if measured && r.first == 0 {
-		r.first = at
+	x := &arrival{Request: &r.t.Requests[i], number: i, at: r.now(), measured: i >= int(warmShare*float64(len(r.t.Requests)))}
+	if x.measured && r.first == 0 {
+		r.first = x.at
 	}
-	slot, predicted := 0, 0
-	var booked *schedule.Reservation
+	r.lastSent = x.at
+	if r.queue != nil && r.queue.arrive(x) {
+		return
+	}
+	c, ok := r.choose(x, nil)
+	if !ok {
+		panic("placement: no candidate")
+	}
+	r.send(x, c)
+}
+
+// query looks the prefix of a request up and returns what the scheduler is asked.
+func (r *run) query(x *arrival) schedule.Query {
+	r.index.Find(x.Blocks, &r.overlaps[0].Overlap)
+	return schedule.Query{Leg: schedule.WholeLeg, Candidates: r.ranks, Overlaps: r.overlaps, PromptTokens: x.Prompt, MaxTokens: x.Output,
+		Keys: x.Blocks, KeyTokens: r.t.BlockTokens, Attempt: 1}
+}
+
+// choose chooses the engine of a request among those that are not excluded. ok is false if there is none.
+func (r *run) choose(x *arrival, excluded []*worker.Rank) (c schedule.Choice, ok bool) {
 	if r.v.Fixed != nil {
-		slot = r.v.Fixed[i]
-	} else {
-		r.index.Find(q.Blocks, &r.overlaps[0].Overlap)
-		c, ok := r.scheduler.Choose(&schedule.Query{Leg: schedule.WholeLeg, Candidates: r.ranks, Overlaps: r.overlaps, PromptTokens: q.Prompt, MaxTokens: q.Output,
-			Keys: q.Blocks, KeyTokens: r.t.BlockTokens, Attempt: 1})
-		if !ok {
-			panic("placement: no candidate")
-		}
-		slot, predicted, booked = int(c.Rank.Slot), c.CachedTokens, c.Reservation
+		return schedule.Choice{Rank: r.ranks[r.v.Fixed[x.number]]}, true
 	}
+	q := r.query(x)
+	q.Excluded = excluded
+	return r.scheduler.Choose(&q)
+}
+
+// send gives a request to its engine.
+func (r *run) send(x *arrival, c schedule.Choice) {
+	if r.o.Latency > 0 {
+		r.after(r.o.Latency, func() { r.receive(x, c) })
+		return
+	}
+	r.receive(x, c)
+}
+
+// receive is send on the engine's side.
+func (r *run) receive(x *arrival, c schedule.Choice) {
+	slot, firstAt := int(c.Rank.Slot), time.Duration(0)
 	e := r.engines[slot]
-	firstAt := time.Duration(0)
-	e.add(q, func(first bool, cached int) {
-		if first {
-			firstAt = r.now()
-			booked.PrefillDone()
-			if measured {
-				r.ttfts = append(r.ttfts, r.now()-at)
-				r.prompt += q.Prompt
-				r.cached += cached
-				r.predicted += predicted
+	e.add(x.Request, func(first bool, cached int) {
+		r.afterLatency(func() {
+			if first {
+				firstAt = r.now()
+				r.firstToken(x, c, cached)
+			} else {
+				r.end(x, c, firstAt, cached)
 			}
-			return
-		}
-		booked.Report("", cached, q.Output)
-		booked.Release()
-		if measured {
-			r.output += q.Output
-			r.total += r.now() - at
-			r.decoding += r.now() - firstAt
-			r.ended++
-			r.last = r.now()
-		}
-		if r.o.Speed == 0 {
-			r.arriveNext()
-		} else {
-			r.open--
-		}
+		})
 	})
 	if !e.busy {
 		r.step(slot)
+	}
+}
+
+func (r *run) afterLatency(fn func()) {
+	if r.o.Latency > 0 {
+		r.after(r.o.Latency, fn)
+	} else {
+		fn()
+	}
+}
+
+func (r *run) firstToken(x *arrival, c schedule.Choice, cached int) {
+	c.Reservation.PrefillDone()
+	if x.measured {
+		r.ttfts = append(r.ttfts, r.now()-x.at)
+		if x.Class == 0 {
+			r.highest = append(r.highest, r.now()-x.at)
+		}
+		r.prompt += x.Prompt
+		r.cached += cached
+		r.predicted += c.CachedTokens
+	}
+}
+
+func (r *run) end(x *arrival, c schedule.Choice, firstAt time.Duration, cached int) {
+	c.Reservation.Report("", cached, x.Output)
+	c.Reservation.Release()
+	if x.measured {
+		r.output += x.Output
+		r.total += r.now() - x.at
+		r.decoding += r.now() - firstAt
+		r.ended++
+		r.last = r.now()
+		target := r.o.Targets
+		if firstAt-x.at <= target.First && r.now()-firstAt <= time.Duration(max(1, x.Output-1))*target.PerToken {
+			r.good++
+		}
+	}
+	if r.o.Speed == 0 {
+		r.arriveNext()
+	} else {
+		r.open--
 	}
 }
 
@@ -284,6 +371,7 @@ func (r *run) scrape() {
 		k.Running.Store(int64(len(e.prefill) + len(e.decode)))
 		k.Waiting.Store(int64(len(e.waiting)))
 		k.SetKVUsage(e.cache.usage())
+		k.Reports.Add(1)
 	}
 	if r.open > 0 {
 		r.after(scrapeEvery, r.scrape)
@@ -307,6 +395,11 @@ func (r *run) result() Result {
 	elapsed := (r.last - r.first).Seconds()
 	v.Requests, v.Output = float64(r.ended)/elapsed, float64(r.output)/elapsed
 	v.Total, v.PerToken = r.total/time.Duration(r.ended), r.decoding/time.Duration(max(1, r.output-r.ended))
+	if n := len(r.highest); n > 0 {
+		slices.Sort(r.highest)
+		v.Highest = r.highest[n*99/100]
+	}
+	v.Goodput, v.Refused, v.Waited = float64(r.good)/(r.lastSent-r.first).Seconds(), r.refused, r.waited
 	return v
 }
 

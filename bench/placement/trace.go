@@ -33,6 +33,9 @@ type Request struct {
 	// Generated are the full blocks that the output adds. The next prompt of a conversation may
 	// begin with them.
 	Generated []blockhash.Seq
+	// Class is the index of the priority class in QueueOptions.Classes. Tenant shares its turn.
+	Class  int
+	Tenant string
 
 	numbers []int32 // of Blocks and then of Generated, see Trace.number
 }

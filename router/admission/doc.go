@@ -21,6 +21,15 @@
 // to tenants that always have waiting requests, but keeps nothing for the others: a tenant at 80 % of
 // its share then waits as if it had a slow engine of its own.
 //
+// Whether a rank can start a request is not decided here, but by Starter; the rule is
+// schedule.Scheduler.CanStart. It keeps in the queue what would wait in an engine for longer than
+// admission.engine_queue. It does not keep every request there that an engine cannot start at once: an
+// engine with a full batch has as many more as are expected to get a place within half of that time,
+// because a place that becomes free while no request waits in the engine stays empty for a step and the way
+// to the router and back. So requests hardly wait here below saturation, and batches stay full above it. A
+// request of the highest class pays for that: it may wait for half of engine_queue behind those that were
+// sent ahead.
+//
 // [Controller] makes a Queue usable by goroutines that wait. One goroutine dispatches while anything
 // waits, and none exists otherwise.
 package admission

@@ -314,7 +314,7 @@ func (q *request) decodeHasRoom() bool {
 		if !q.isFree(schedule.DecodeLeg, r) {
 			continue
 		}
-		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
+		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r, q.settings.admission.EngineQueue), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
 		if room += min(n, undecided+1); room > undecided {
 			return true
 		}
@@ -365,10 +365,10 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	if s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) {
 		return true // nobody waits for a trial: if there is no other rank, the request is refused
 	}
-	if s.Scheduler.EngineWait(r) >= s.admission.EngineQueue || s.Scheduler.IsBatchFull(r) || schedule.UnderPressure(r) || s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
+	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
 		return false
 	}
-	return leg == schedule.PrefillLeg || schedule.FitsKV(r, q.prompt.Count, q.maxTokens)
+	return s.Scheduler.CanStart(r, leg, s.admission.EngineQueue, q.prompt.Count, q.maxTokens)
 }
 
 // TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.

@@ -145,7 +145,7 @@ func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Dur
 		}
 	}
 	n.blocks = schedule.MissingKV(r, q.prompt.Count, q.maxTokens)
-	isFull := s.Scheduler.IsBatchFull(r)
+	isFull := s.Scheduler.IsBatchFull(r, s.admission.EngineQueue)
 	if isFull || schedule.UnderPressure(r) {
 		n.requests = max(n.requests, 1)
 	}

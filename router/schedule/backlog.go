@@ -48,32 +48,47 @@ func (s *Scheduler) StartIn(r *worker.Rank) time.Duration {
 	return wait
 }
 
-const (
-	// congestedWait is the wait, beyond the time that a request takes alone, from which an engine that
-	// reports waiting requests is taken to run as many as it can.
-	congestedWait = 60 * time.Millisecond
-	// dispatchTime is the time in which a dispatched request reaches the batch of its engine.
-	dispatchTime = 5 * time.Millisecond
-)
+// congestedWait is the wait, beyond the time that a request takes alone, from which an engine that reports
+// waiting requests is taken to run as many as it can.
+const congestedWait = 60 * time.Millisecond
 
-// IsBatchFull reports whether the engine of a rank runs as many requests as it can. It returns false as
-// long as the engine's reports have not shown how many these are. Where requests end every few
-// milliseconds, one or a few more may be sent ahead.
-func (s *Scheduler) IsBatchFull(r *worker.Rank) bool {
+// IsBatchFull reports whether the engine of a rank runs as many requests as it can, and has as many more as
+// it should (aheadOfBatch). queue is the time that a request may wait in an engine. It returns false as long
+// as the engine's reports have not shown how many requests run at a time.
+func (s *Scheduler) IsBatchFull(r *worker.Rank, queue time.Duration) bool {
 	if n := r.Reports.Load(); n != r.PacedReports.Load() {
 		r.PacedReports.Store(n)
 		isCongested := r.KVUsage() < fullUsage && r.Pace.Wait(r.Pending.Load(), 0) > congestedWait
 		r.Pace.Report(time.Duration(s.now()), r.Running.Load(), r.Waiting.Load(), r.Requests.Load(), isCongested)
 	}
 	batch := r.Pace.Batch()
-	if batch == 0 {
+	return batch > 0 && r.Requests.Load() >= batch+aheadOfBatch(r, queue)
+}
+
+// aheadOfBatch returns how many requests an engine is given beyond its batch: those that are expected to
+// get a place in it within half of queue.
+//
+// Without them each place stays empty for a step and the way to the router and back, because the engine
+// begins its next step as soon as one ends. The other half of queue is for the request's own step and for
+// places that become free later than expected. Where the mean time between two places is longer than half of
+// queue, but not than queue, one request is sent ahead. Where it is longer, none is: an empty place costs
+// such an engine little, and a request that waits there can no longer go behind one of a higher class.
+func aheadOfBatch(r *worker.Rank, queue time.Duration) int64 {
+	interval := r.Pace.Interval()
+	if interval <= 0 || interval >= queue {
+		return 0
+	}
+	return max(int64(queue/2/interval), 1)
+}
+
+// CanStart reports whether the engine of a rank would start a leg soon: less than queue of work waits
+// there, its batch has a place or is expected to (see IsBatchFull), it reports no pressure, and its KV can hold the request. prompt and
+// maxTokens are those of Query.
+func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue time.Duration, prompt, maxTokens int) bool {
+	if s.EngineWait(r) >= queue || s.IsBatchFull(r, queue) || UnderPressure(r) {
 		return false
 	}
-	ahead := int64(0)
-	if interval := r.Pace.Interval(); interval > 0 {
-		ahead = int64(dispatchTime / interval)
-	}
-	return r.Requests.Load() >= batch+ahead
+	return leg == PrefillLeg || FitsKV(r, prompt, maxTokens)
 }
 
 // fullUsage is the fraction of KV blocks in use from which an engine that also has waiting requests is
@@ -132,11 +147,11 @@ func KVRoom(r *worker.Rank, todo, maxTokens int) int64 {
 	return max(free/int64(max(blocksFor(r, todo, outputTokens(maxTokens)), 1)), 0)
 }
 
-// BatchRoom returns how many more requests the engine of a rank can run, math.MaxInt64 if its batch is
-// unknown.
-func BatchRoom(r *worker.Rank) int64 {
+// BatchRoom returns how many more requests the engine of a rank may be given before IsBatchFull, at least 1;
+// math.MaxInt64 if its batch is unknown.
+func BatchRoom(r *worker.Rank, queue time.Duration) int64 {
 	if batch := r.Pace.Batch(); batch > 0 {
-		return max(batch-r.Requests.Load(), 1) // IsBatchFull may have allowed one ahead
+		return max(batch+aheadOfBatch(r, queue)-r.Requests.Load(), 1) // IsBatchFull was asked a moment ago
 	}
 	return math.MaxInt64
 }

@@ -109,6 +109,33 @@ func TestPressureAndKV(t *testing.T) {
 	}
 }
 
+// A full batch is given more requests while these are expected to get a place within half of the time that
+// a request may wait in the engine: without them each place would stay empty until one arrives.
+func TestBatchFull(t *testing.T) {
+	const queue = 200 * time.Millisecond
+	for interval, ahead := range map[time.Duration]int64{5 * time.Millisecond: 20, 45 * time.Millisecond: 2, 150 * time.Millisecond: 1, 250 * time.Millisecond: 0} {
+		s, r := newBacklogRank()
+		for range 50 {
+			r.Pace.FirstToken(interval, interval, false)
+		}
+		r.Requests.Store(1000)
+		if s.IsBatchFull(r, queue) {
+			t.Errorf("interval %v: the batch is full before the engine has reported any", interval)
+		}
+		for range 2 {
+			r.Pace.Report(0, 16, 4, 20, true)
+		}
+		r.Requests.Store(16 + ahead - 1)
+		if room := BatchRoom(r, queue); s.IsBatchFull(r, queue) || room != 1 {
+			t.Errorf("interval %v: the engine is not given %d requests beyond its batch; room %d, want 1", interval, ahead, room)
+		}
+		r.Requests.Add(1)
+		if !s.IsBatchFull(r, queue) {
+			t.Errorf("interval %v: the engine is given more than %d requests beyond its batch", interval, ahead)
+		}
+	}
+}
+
 func TestPreview(t *testing.T) {
 	s, r := newBacklogRank()
 	other := worker.New(worker.Spec{ID: "x", URL: "http://x"}).Ranks[0]
