@@ -50,12 +50,22 @@ var outcomeNames = [numOutcomes]string{"waiting", "dispatched", "displaced", "cl
 // String returns the outcome as it appears in metrics.
 func (o Outcome) String() string { return outcomeNames[o] }
 
-// Waiter is a request that waits. The caller sets Class, Starter and the fields of Item except Class,
-// Arrived and Waiter.
+// Hold keeps a request from being started. session.Wait implements it.
+type Hold interface {
+	// OnReady makes the Hold call a function once, when the request may start: at once, or later from any
+	// goroutine, under any lock but that of a Controller.
+	OnReady(func())
+}
+
+// Waiter is a request that waits. The caller sets Class, Starter, Hold and the fields of Item except Class,
+// Arrived, OnHold and Waiter.
 type Waiter struct {
 	Item    Item
 	Class   string // name; the default class if it does not exist any more
 	Starter Starter
+	// Hold keeps the request in the queue, within the same bounds, whatever capacity there is; nil if
+	// nothing does.
+	Hold Hold
 
 	// Forecast is how long the request was expected to wait when it was enqueued, -1 if unknown. Waited
 	// is how long it has waited, once Wait has returned.
@@ -102,6 +112,10 @@ type Controller struct {
 	waiting  atomic.Int64
 	wake     chan struct{}
 
+	// releasedMu is not mu, because release is called under locks that the dispatcher takes under mu.
+	releasedMu sync.Mutex
+	released   []*Waiter // whose hold ends in the next round
+
 	mu        sync.Mutex
 	settings  Settings
 	queue     *Queue
@@ -139,14 +153,15 @@ func (c *Controller) IsEmpty() bool { return c.waiting.Load() == 0 }
 // Waiting returns the number of waiting requests.
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 
-// IsIdle reports whether no request waits in a pool. It takes a lock only if any pool has one.
+// IsIdle reports whether no request of a pool waits for capacity; those on hold do not. It takes a lock
+// only if any request waits.
 func (c *Controller) IsIdle(pool string) bool {
 	if c.IsEmpty() {
 		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.queue.pools[pool] == nil
+	return c.queue.isIdle(pool)
 }
 
 // Wake makes the dispatcher look for capacity. It never blocks, and does next to nothing if no request
@@ -190,7 +205,7 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 	// too. The rate of its own tenant includes that.
 	if t := c.queue.tenantOf(&w.Item); t != nil {
 		if own := t.rate.perSecond(now); own > 0 {
-			seconds = max(seconds, float64(t.usage.cost)/own)
+			seconds = max(seconds, float64(t.usage.readyCost())/own)
 		}
 	}
 	return time.Duration(min(seconds, 24*3600) * float64(time.Second))
@@ -206,14 +221,15 @@ func (c *Controller) classIndex(name string) int {
 }
 
 // Enqueue adds a request. If it returns WithinBounds, Wait must follow. Otherwise the request does not
-// wait.
+// wait. How long a request on hold waits is not forecast.
 func (c *Controller) Enqueue(w *Waiter) Bound {
 	c.mu.Lock()
-	w.Forecast = c.forecast(w)
+	if w.Forecast = c.forecast(w); w.Hold != nil {
+		w.Item.OnHold, w.Forecast = true, -1
+	}
 	w.Position = c.queue.Position(&w.Item)
 	w.Item.Waiter, w.Item.Arrived = w, c.now()
 	w.done, w.outcome = make(chan struct{}, 1), Waiting
-	wasIdle := c.queue.pools[w.Item.Pool] == nil
 	var bound Bound
 	c.displaced, bound = c.queue.Push(&w.Item, c.displaced[:0])
 	for i, it := range c.displaced {
@@ -225,11 +241,8 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 		return bound
 	}
 	c.waiting.Store(int64(c.queue.Len()))
-	if wasIdle {
-		c.rate(w.Item.Pool).begin(c.now())
-	}
-	if t := w.Item.tenant; t.usage.requests == 1 {
-		t.rate.resume(c.now())
+	if !w.Item.OnHold {
+		c.becomesReady(w)
 	}
 	start := !c.running
 	c.running = true
@@ -241,7 +254,41 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 		go c.dispatch()
 	}
 	c.Wake()
+	if w.Hold != nil {
+		w.Hold.OnReady(func() { c.release(w) })
+	}
 	return WithinBounds
+}
+
+// becomesReady starts the clocks of the rates at which the request's pool and tenant are served, if it is
+// their only one that waits for capacity. Called with mu.
+func (c *Controller) becomesReady(w *Waiter) {
+	c.rate(w.Item.Pool).begin(c.now())
+	if t := w.Item.tenant; t.usage.ready() == 1 {
+		t.rate.resume(c.now())
+	}
+}
+
+// release ends the hold of a request in the next round.
+func (c *Controller) release(w *Waiter) {
+	c.releasedMu.Lock()
+	c.released = append(c.released, w)
+	c.releasedMu.Unlock()
+	c.Wake()
+}
+
+// endHolds makes requests ready for which release was called. Called with mu.
+func (c *Controller) endHolds() {
+	c.releasedMu.Lock()
+	released := c.released
+	c.released = nil
+	c.releasedMu.Unlock()
+	for _, w := range released {
+		if w.Item.IsQueued() && w.Item.OnHold {
+			c.queue.Release(&w.Item)
+			c.becomesReady(w)
+		}
+	}
 }
 
 // Wait waits until the request was dispatched or removed, or at most the given time.
@@ -278,7 +325,7 @@ func (c *Controller) Cancel(w *Waiter, outcome Outcome) {
 // end signals the end of a wait. The request has left the queue. Called with mu.
 func (c *Controller) end(w *Waiter, outcome Outcome) {
 	c.waiting.Store(int64(c.queue.Len()))
-	if c.queue.pools[w.Item.Pool] == nil {
+	if c.queue.isIdle(w.Item.Pool) {
 		if m := c.rates[w.Item.Pool]; m != nil {
 			m.end(c.now())
 		}
@@ -331,6 +378,7 @@ func (c *Controller) dispatch() {
 func (c *Controller) round() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.endHolds()
 	c.pools = c.queue.Pools(c.pools)
 	for _, pool := range c.pools {
 		c.dispatchPool(pool)
@@ -452,6 +500,9 @@ type ClassView struct {
 	OldestMS int64         `json:"oldest_ms"`
 	// Suspended is how many of the requests are streams that were suspended.
 	Suspended int `json:"suspended,omitempty"`
+	// OnHold is how many of them may not start yet, because their sessions have no place among the
+	// active ones.
+	OnHold int `json:"on_hold,omitempty"`
 }
 
 // Classes returns what waits in each class, in all pools.
@@ -461,7 +512,7 @@ func (c *Controller) Classes() []ClassView {
 	views := make([]ClassView, len(c.settings.Classes))
 	for i := range views {
 		u := &c.queue.perClass[i]
-		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost, Suspended: u.suspended}
+		views[i] = ClassView{Class: c.settings.Classes[i].Name, Requests: u.requests, Bytes: u.bytes, Tokens: u.cost, Suspended: u.suspended, OnHold: u.onHold}
 		if it := c.queue.Oldest(i); it != nil {
 			views[i].Oldest = time.Duration(c.now() - it.Arrived)
 			views[i].OldestMS = views[i].Oldest.Milliseconds()
@@ -482,6 +533,7 @@ type PoolView struct {
 	Pool     string  `json:"pool"`
 	Class    string  `json:"class"`
 	Requests int     `json:"requests"`
+	OnHold   int     `json:"on_hold,omitempty"` // of the requests
 	Bytes    int64   `json:"bytes"`
 	Tokens   int64   `json:"tokens"`
 	Rate     float64 `json:"tokens_per_second"` // dispatched by the pool while requests waited; 0: not known
@@ -495,6 +547,7 @@ type TenantView struct {
 	Tenant   string `json:"tenant"`
 	Weight   int    `json:"weight"`
 	Requests int    `json:"requests"`
+	OnHold   int    `json:"on_hold,omitempty"` // of the requests
 	Tokens   int64  `json:"tokens"`
 	Late     int    `json:"late"` // requests that can no longer meet their target
 }
@@ -515,7 +568,7 @@ func (c *Controller) View() View {
 			if k.usage.requests == 0 {
 				continue
 			}
-			pool := PoolView{Pool: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, Bytes: k.usage.bytes, Tokens: k.usage.cost}
+			pool := PoolView{Pool: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, OnHold: k.usage.onHold, Bytes: k.usage.bytes, Tokens: k.usage.cost}
 			if m := c.rates[name]; m != nil {
 				pool.Rate = math.Round(m.perSecond(c.now()))
 			}
@@ -532,7 +585,7 @@ func (c *Controller) View() View {
 func (k *classQueue) views(pool, class string) (all []TenantView) {
 	for _, t := range k.tenants {
 		if t.usage.requests > 0 {
-			all = append(all, TenantView{Pool: pool, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, Tokens: t.usage.cost, Late: t.usage.requests - len(t.heap)})
+			all = append(all, TenantView{Pool: pool, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.usage.ready() - len(t.heap)})
 		}
 	}
 	slices.SortFunc(all, func(a, b TenantView) int {

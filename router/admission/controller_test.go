@@ -263,3 +263,83 @@ func TestControllerConcurrently(t *testing.T) {
 		t.Errorf("enqueued %d, ended %v, refused %d, %d wait, %d places free; want all of %d to end once and 3 places", o.enqueued, o.outcomes, refused.Load(), c.Waiting(), free.Load(), clients*requests)
 	}
 }
+
+// hold is a Hold that ends when the test says so.
+type hold struct{ ready func() }
+
+func (h *hold) OnReady(f func()) { h.ready = f }
+
+// Requests on hold count in the bounds and in what waits, leave when their clients do, survive a reload, and
+// delay no others. When a hold ends, the request starts in its order of arrival.
+func TestRequestsOnHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		settings := Settings{Classes: []Class{{Name: "high"}, {Name: "low"}}, Limits: Limits{MaxRequests: 20}}
+		c := NewController(settings, new(counts))
+		var free atomic.Int64
+		free.Store(100)
+		enqueue := func(class string) (*Waiter, *hold, Bound) {
+			h := new(hold)
+			w := &Waiter{Class: class, Starter: &gate{free: &free, verdict: NoCapacity}, Hold: h, Item: Item{Pool: "m", Cost: 100}}
+			b := c.Enqueue(w)
+			return w, h, b
+		}
+		var waiters []*Waiter
+		var holds []*hold
+		for range 20 { // more than a round passes over
+			w, h, b := enqueue("low")
+			if b != WithinBounds {
+				t.Fatalf("Enqueue returned bound %d", b)
+			}
+			waiters, holds = append(waiters, w), append(holds, h)
+		}
+		if _, _, b := enqueue("low"); b != AllRequests {
+			t.Errorf("the request beyond the bound: %d; want %d", b, AllRequests)
+		}
+		if _, h, b := enqueue("high"); b != WithinBounds {
+			t.Errorf("a request of a higher class: %d; want the place of a lower one", b)
+		} else {
+			waiters, holds = append(waiters, nil), append(holds, h)
+		}
+		if out := c.Wait(waiters[19], time.Second); out != Displaced {
+			t.Errorf("the last of the lower class ended %s; want displaced", out)
+		}
+		if v := c.View(); v.Classes[1].Requests != 19 || v.Classes[1].OnHold != 19 || v.Pools[1].OnHold != 19 || v.Tenants[1].OnHold != 19 || v.Tenants[1].Late != 0 {
+			t.Errorf("%+v; want 19 of the lower class on hold", v)
+		}
+		c.Cancel(waiters[0], Gone)
+		if out := c.Wait(waiters[0], time.Second); out != Gone {
+			t.Errorf("the one whose client has left ended %s", out)
+		}
+		// Others pass, without a forecast of what is on hold.
+		if !c.IsIdle("m") {
+			t.Error("requests on hold wait for capacity")
+		}
+		other := &Waiter{Class: "low", Starter: &gate{free: &free}, Item: Item{Pool: "m", Cost: 100}}
+		if c.Enqueue(other); other.Forecast != 0 || other.Position != 1 {
+			t.Errorf("behind requests on hold: forecast %v, place %d; want 0 and 1", other.Forecast, other.Position)
+		}
+		if out := c.Wait(other, time.Second); out != Dispatched {
+			t.Errorf("a request behind those on hold ended %s", out)
+		}
+		if out := c.Wait(waiters[1], time.Second); out != Expired {
+			t.Errorf("the one that has waited too long ended %s", out)
+		}
+		c.Reload(settings)
+		if v := c.Classes(); v[1].OnHold != 17 {
+			t.Errorf("%d are on hold after a reload; want 17", v[1].OnHold)
+		}
+		holds[0].ready() // it has left
+		for i := 2; i < 19; i++ {
+			holds[i].ready()
+			if out := c.Wait(waiters[i], time.Second); out != Dispatched {
+				t.Fatalf("request %d ended %s after its hold", i, out)
+			}
+		}
+		c.Reload(Settings{Classes: settings.Classes, Limits: Limits{MaxRequests: 1}})
+		holds[20].ready()
+		synctest.Wait()
+		if !c.IsEmpty() {
+			t.Errorf("%d wait", c.Waiting())
+		}
+	})
+}

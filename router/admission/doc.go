@@ -30,6 +30,9 @@
 // request of the highest class pays for that: it may wait for half of engine_queue behind those that were
 // sent ahead.
 //
+// A request on hold is in the Queue and counts in its bounds, but is not dispatched before it is released:
+// its session has no place among the active ones yet.
+//
 // [Controller] makes a Queue usable by goroutines that wait. One goroutine dispatches while anything
 // waits, and none exists otherwise.
 package admission

@@ -51,7 +51,7 @@ func (m *model) count(is func(*Item) bool) (n int) {
 }
 
 func (m *model) ready(pool string, class int) bool {
-	return m.count(func(it *Item) bool { return it.Pool == pool && it.Class == class && !m.deferred[it] }) > 0
+	return m.count(func(it *Item) bool { return it.Pool == pool && it.Class == class && !m.deferred[it] && !it.OnHold }) > 0
 }
 
 // class returns the class that goes first, -1 if nothing can.
@@ -72,7 +72,7 @@ func (m *model) class(pool string) int {
 // head returns the request of a tenant that goes first.
 func (m *model) head(pool string, class int, tenant string, now int64) (head *Item) {
 	for _, it := range m.items {
-		if it.Pool != pool || it.Class != class || it.Tenant != tenant || m.deferred[it] {
+		if it.Pool != pool || it.Class != class || it.Tenant != tenant || m.deferred[it] || it.OnHold {
 			continue
 		}
 		if head == nil || m.less(it, head, now) {
@@ -117,7 +117,7 @@ func (m *model) next(q *Queue, pool string, now int64) *Item {
 	}
 	m.span = m.accountsApart(pool, class)
 	// What the Queue found late stays late, in this order.
-	for it := got.tenant.late; it != nil; it = it.next {
+	for it := got.tenant.late.first; it != nil; it = it.next {
 		if m.late[it] == 0 {
 			if !m.isLate(it, now) {
 				m.t.Fatalf("pool %s: %s is late at %d; want it on time", pool, show(it), now)
@@ -157,7 +157,7 @@ func (m *model) account(it *Item) {
 	served[it.Tenant] += float64(it.Cost) / float64(it.Weight)
 	least, most := math.Inf(1), 0.0
 	for _, other := range m.items {
-		if other.Pool == it.Pool && other.Class == it.Class {
+		if other.Pool == it.Pool && other.Class == it.Class && !other.OnHold {
 			least, most = min(least, served[other.Tenant]), max(most, served[other.Tenant])
 		}
 	}
@@ -172,7 +172,7 @@ func (m *model) account(it *Item) {
 func (m *model) accountsApart(pool string, class int) float64 {
 	least, most := math.Inf(1), math.Inf(-1)
 	for _, it := range m.items {
-		if it.Pool == pool && it.Class == class {
+		if it.Pool == pool && it.Class == class && !it.OnHold {
 			least, most = min(least, it.tenant.given), max(most, it.tenant.given)
 		}
 	}
@@ -185,10 +185,20 @@ func (m *model) changed(it *Item) { m.served[fmt.Sprint(it.Pool, it.Class)] = ni
 func (m *model) push(it *Item) {
 	key := fmt.Sprint(it.Pool, it.Class)
 	m.spread[key] = max(m.spread[key], float64(it.Cost))
-	if m.head(it.Pool, it.Class, it.Tenant, 0) == nil {
+	if !it.OnHold && m.head(it.Pool, it.Class, it.Tenant, 0) == nil {
 		m.changed(it)
 	}
 	m.items = append(m.items, it)
+}
+
+func (m *model) release(q *Queue, it *Item) {
+	isFirst := it.OnHold && m.head(it.Pool, it.Class, it.Tenant, 0) == nil
+	if q.Release(it); isFirst {
+		m.changed(it)
+	}
+	if it.OnHold {
+		m.t.Fatalf("%s is on hold; want it released", show(it))
+	}
 }
 
 func (m *model) remove(it *Item) {
@@ -201,7 +211,7 @@ func (m *model) remove(it *Item) {
 	delete(m.late, it)
 	delete(m.deferred, it)
 	pool, class, tenant := it.Pool, it.Class, it.Tenant
-	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == tenant }) == 0 {
+	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == tenant && !o.OnHold }) == 0 {
 		m.changed(it)
 	}
 	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class }) == 0 {
@@ -278,13 +288,14 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 	for range steps {
 		now += int64(rng.IntN(3))
 		pool := pools[rng.IntN(len(pools))]
-		switch op := rng.IntN(10); {
+		switch op := rng.IntN(11); {
 		case op < 5:
 			tenant := string("abc"[rng.IntN(3)])
 			it := &Item{Pool: pool, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
 			if rng.IntN(8) == 0 {
 				it.Cost *= 20
 			}
+			it.OnHold = rng.IntN(4) == 0
 			var bound Bound
 			before := len(m.items)
 			displaced, bound = q.Push(it, displaced[:0])
@@ -317,6 +328,10 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 				q.Remove(it)
 				q.Remove(it)
 				m.remove(it)
+			}
+		case op < 10:
+			if len(m.items) > 0 {
+				m.release(q, m.items[rng.IntN(len(m.items))])
 			}
 		default: // a round in which some cannot start
 			for range 1 + rng.IntN(4) {
@@ -357,6 +372,9 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 			}
 		}
 		return
+	}
+	for _, it := range m.items {
+		m.release(q, it)
 	}
 	for _, pool := range pools {
 		for it := m.next(q, pool, now); it != nil; it = m.next(q, pool, now) {

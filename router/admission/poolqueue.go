@@ -63,7 +63,7 @@ func (l *poolQueue) charge(classes []Class, it *Item) {
 // they have been given more than the clock allows for, so that leaving and coming back does not cancel it.
 type classQueue struct {
 	tenants map[string]*tenant
-	order   indexedHeap[*tenant] // those with a request that is not deferred
+	order   indexedHeap[*tenant] // those with a request that is neither deferred nor on hold
 	idle    idleList             // those without requests
 	usage   usage
 	weights int64 // of the tenants with requests
@@ -88,16 +88,48 @@ type tenant struct {
 	usage usage
 	rate  rateMeter
 	at    int // in the heap, if isReady
-	// isReady: it has a request that is not deferred.
+	// isReady: it has a request that is neither deferred nor on hold.
 	isReady bool
 	// isSettled: it has no requests, its weight is not counted, and it is in the idle list.
 	isSettled bool
 	prev      *tenant // in the idle list
 	next      *tenant
 
-	heap     indexedHeap[*Item] // by Due, then by arrival
-	late     *Item              // list in the order in which they became late
-	lateLast *Item
+	heap   indexedHeap[*Item] // by Due, then by arrival
+	late   itemList           // in the order in which they became late
+	onHold itemList           // in the order of arrival
+}
+
+// itemList is a list of requests of one tenant.
+type itemList struct{ first, last *Item }
+
+// insert puts a request behind after, or first if that is nil.
+func (l *itemList) insert(it, after *Item) {
+	it.prev = after
+	if after == nil {
+		it.next, l.first = l.first, it
+	} else {
+		it.next, after.next = after.next, it
+	}
+	if it.next == nil {
+		l.last = it
+	} else {
+		it.next.prev = it
+	}
+}
+
+func (l *itemList) remove(it *Item) {
+	if it.prev == nil {
+		l.first = it.next
+	} else {
+		it.prev.next = it.next
+	}
+	if it.next == nil {
+		l.last = it.prev
+	} else {
+		it.next.prev = it.prev
+	}
+	it.prev, it.next = nil, nil
 }
 
 // idleList has the tenants without requests; the one that has been idle longest is first.
@@ -214,9 +246,9 @@ func (k *classQueue) settle(t *tenant) {
 	}
 }
 
-// updateReady counts the tenant as ready if it has a request that is not deferred.
+// updateReady counts the tenant as ready if it has a request that is neither deferred nor on hold.
 func (k *classQueue) updateReady(t *tenant) {
-	is := len(t.heap) > 0 || t.late != nil
+	is := len(t.heap) > 0 || t.late.first != nil
 	switch {
 	case is == t.isReady:
 	case is:
@@ -259,7 +291,7 @@ func (t *tenant) place() *int { return &t.at }
 func (k *classQueue) ahead(it *Item) int64 {
 	given, own, weight := k.floor(), int64(0), float64(max(it.Weight, 1))
 	if t := k.tenants[it.Tenant]; t != nil {
-		own, given, weight = t.usage.cost, max(t.given, given), float64(t.weight)
+		own, given, weight = t.usage.readyCost(), max(t.given, given), float64(t.weight)
 	}
 	// The request goes when its tenant has been given its other requests, and the others have as much.
 	turn := given + (float64(own)+float64(max(it.Cost, 1))/2)/weight
@@ -270,7 +302,7 @@ func (k *classQueue) ahead(it *Item) int64 {
 			continue
 		}
 		looked++
-		tokens += min(max(turn-t.given, 0)*float64(t.weight), float64(t.usage.cost))
+		tokens += min(max(turn-t.given, 0)*float64(t.weight), float64(t.usage.readyCost()))
 	}
 	if others := len(k.order) - most; others > 0 {
 		tokens += tokens * float64(others) / float64(max(looked, 1))
@@ -282,7 +314,7 @@ func (k *classQueue) ahead(it *Item) int64 {
 func (k *classQueue) longest() *tenant {
 	var best *tenant
 	for _, t := range k.tenants {
-		if !t.isReady {
+		if !t.isReady && t.onHold.first == nil {
 			continue
 		}
 		if best == nil || longer(t, best) {
@@ -310,14 +342,17 @@ func (t *tenant) head(now int64) *Item {
 		it.lateSeq = it.queue.lateSeq
 		t.linkLate(it)
 	}
-	return t.late
+	return t.late.first
 }
 
-// worst returns the request that would be dispatched last: the last late one, else about the last of
-// the heap.
+// worst returns the request that would be dispatched last: the last one on hold, else the last late
+// one, else about the last of the heap.
 func (t *tenant) worst() *Item {
-	if t.lateLast != nil {
-		return t.lateLast
+	if t.onHold.last != nil {
+		return t.onHold.last
+	}
+	if t.late.last != nil {
+		return t.late.last
 	}
 	var worst *Item
 	for _, it := range t.heap[len(t.heap)/2:] { // the leaves
@@ -335,57 +370,47 @@ func (it *Item) goesBefore(o *Item) bool {
 
 func (it *Item) place() *int { return &it.index }
 
-// link puts a request into the heap or, if it was late before, into the list.
+// link puts a request into the list of its state or into the heap.
 func (t *tenant) link(it *Item) {
-	if it.lateSeq != 0 {
+	switch {
+	case it.OnHold:
+		after := t.onHold.last
+		for after != nil && after.seq > it.seq { // it returns from a displacement that has not happened
+			after = after.prev
+		}
+		it.state = onHold
+		t.onHold.insert(it, after)
+	case it.lateSeq != 0:
 		t.linkLate(it)
-		return
+	default:
+		it.state = onTime
+		t.heap.push(it)
 	}
-	it.state = onTime
-	t.heap.push(it)
 }
 
 // linkLate puts a request into the list of late ones: at the end, or near the front if it returns.
 func (t *tenant) linkLate(it *Item) {
 	it.state = late
 	var after *Item
-	if last := t.lateLast; last == nil || last.lateSeq < it.lateSeq {
+	if last := t.late.last; last == nil || last.lateSeq < it.lateSeq {
 		after = last
 	} else {
-		for i := t.late; i != nil && i.lateSeq < it.lateSeq; i = i.next {
+		for i := t.late.first; i != nil && i.lateSeq < it.lateSeq; i = i.next {
 			after = i
 		}
 	}
-	it.prev = after
-	if after == nil {
-		it.next, t.late = t.late, it
-	} else {
-		it.next, after.next = after.next, it
-	}
-	if it.next == nil {
-		t.lateLast = it
-	} else {
-		it.next.prev = it
-	}
+	t.late.insert(it, after)
 }
 
-// unlink takes a request out of the heap or the list.
+// unlink takes a request out of the heap or its list.
 func (t *tenant) unlink(it *Item) {
 	switch it.state {
 	case onTime:
 		t.heap.remove(it)
 	case late:
-		if it.prev == nil {
-			t.late = it.next
-		} else {
-			it.prev.next = it.next
-		}
-		if it.next == nil {
-			t.lateLast = it.prev
-		} else {
-			it.next.prev = it.prev
-		}
-		it.prev, it.next = nil, nil
+		t.late.remove(it)
+	case onHold:
+		t.onHold.remove(it)
 	}
 	it.state = idle
 }

@@ -46,6 +46,10 @@ type Item struct {
 	Arrived int64
 	// Suspended says that the Item is a stream that was suspended for a request of a higher class.
 	Suspended bool
+	// OnHold says that the request may not start yet, whatever capacity there is. It counts in all
+	// bounds, and is displaced before others of its tenant, but Next does not return it before
+	// Queue.Release, which alone changes the field after Push.
+	OnHold bool
 	// Waiter is the caller's.
 	Waiter *Waiter
 
@@ -56,7 +60,7 @@ type Item struct {
 	index    int    // in the tenant's heap
 	state    itemState
 	deferred bool
-	prev     *Item // of the tenant's late requests
+	prev     *Item // of the tenant's late requests, or of those on hold
 	next     *Item
 	older    *Item // of the class, in all pools
 	newer    *Item
@@ -68,6 +72,7 @@ const (
 	idle   itemState = iota // not in a Queue
 	onTime                  // in the tenant's heap
 	late                    // in the tenant's list of late requests
+	onHold                  // in the tenant's list of requests on hold
 )
 
 // IsQueued reports whether the Item is in a Queue.
@@ -77,14 +82,29 @@ func (it *Item) IsQueued() bool { return it.state != idle || it.deferred }
 type usage struct {
 	requests  int
 	suspended int // of requests
+	onHold    int // of requests
 	bytes     int64
 	cost      int64
+	holdCost  int64 // of cost, of the requests on hold
+}
+
+// ready returns the number of requests that are not on hold, and readyCost their cost: what is
+// dispatched as ranks have capacity.
+func (u *usage) ready() int       { return u.requests - u.onHold }
+func (u *usage) readyCost() int64 { return u.cost - u.holdCost }
+
+func (u *usage) hold(it *Item, sign int) {
+	if it.OnHold {
+		u.onHold += sign
+		u.holdCost += int64(sign) * it.Cost
+	}
 }
 
 func (u *usage) add(it *Item) {
 	u.requests++
 	u.bytes += it.Bytes
 	u.cost += it.Cost
+	u.hold(it, 1)
 	if it.Suspended {
 		u.suspended++
 	}
@@ -94,6 +114,7 @@ func (u *usage) remove(it *Item) {
 	u.requests--
 	u.bytes -= it.Bytes
 	u.cost -= it.Cost
+	u.hold(it, -1)
 	if it.Suspended {
 		u.suspended--
 	}
@@ -281,8 +302,30 @@ func (q *Queue) settle(it *Item) {
 	}
 }
 
+// Release lets a request on hold be dispatched in its order of arrival. It does nothing if the request
+// is not in the Queue, or not on hold.
+func (q *Queue) Release(it *Item) {
+	if it.state != onHold {
+		return
+	}
+	l, t := it.queue, it.tenant
+	t.unlink(it)
+	for _, u := range [...]*usage{&q.total, &q.perClass[it.Class], &l.usage, &l.classes[it.Class].usage, &t.usage} {
+		u.hold(it, -1)
+	}
+	it.OnHold = false
+	t.link(it)
+	l.classes[it.Class].updateReady(t)
+}
+
+// isIdle reports whether no request of a pool waits for capacity.
+func (q *Queue) isIdle(pool string) bool {
+	l := q.pools[pool]
+	return l == nil || l.usage.ready() == 0
+}
+
 // Next returns the request of a pool that is to be dispatched next, nil if none waits or all are
-// deferred. now decides which requests are late. Until the Queue changes, it returns the same request
+// deferred or on hold. now decides which requests are late. Until the Queue changes, it returns the same request
 // again.
 func (q *Queue) Next(name string, now int64) *Item {
 	l := q.pools[name]
@@ -399,8 +442,10 @@ func (q *Queue) Drain() []*Item {
 		for i := range l.classes {
 			for _, t := range l.classes[i].tenants {
 				all = append(all, t.heap...)
-				for it := t.late; it != nil; it = it.next {
-					all = append(all, it)
+				for _, first := range [...]*Item{t.late.first, t.onHold.first} {
+					for it := first; it != nil; it = it.next {
+						all = append(all, it)
+					}
 				}
 			}
 		}
@@ -419,7 +464,7 @@ func (q *Queue) Position(it *Item) int {
 	n := 1
 	if l := q.pools[it.Pool]; l != nil {
 		for i := range it.Class + 1 {
-			n += l.classes[i].usage.requests
+			n += l.classes[i].usage.ready()
 		}
 	}
 	return n
@@ -436,8 +481,8 @@ func (q *Queue) Ahead(it *Item) int64 {
 	for i := range l.classes {
 		switch {
 		case i < it.Class:
-			tokens += l.classes[i].usage.cost
-		case i > it.Class && l.classes[i].usage.requests > 0:
+			tokens += l.classes[i].usage.readyCost()
+		case i > it.Class && l.classes[i].usage.ready() > 0:
 			lower += q.classes[i].MinShare
 		}
 	}

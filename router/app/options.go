@@ -66,7 +66,7 @@ func runnerOptions(cfg *config.Config) pd.Options {
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration,
 		Sessions: session.Options{
 			Max: cfg.Sessions.Max, Expire: cfg.Sessions.Expire, UserMember: cfg.Sessions.UserMember, LimitActive: cfg.Sessions.LimitActive,
-			Hold: cfg.Sessions.Hold, MaxWait: cfg.Sessions.MaxWait, MaxWaiting: cfg.Sessions.MaxWaiting,
+			Hold: cfg.Sessions.Hold, MaxWait: cfg.Sessions.MaxWait,
 		},
 		PoolWaiters: cfg.Limits.PoolWaiters, TransferStall: cfg.Transfers.StallTimeout,
 		Admission: cfg.Admission, AdmissionBytes: cfg.WaitingBytes(),

@@ -291,6 +291,7 @@ func (r *Router) drainReplaced(ctx context.Context) error {
 		cancel()
 	}
 	r.discovery.Close() // the fleet keeps its workers, which now renew their registrations at the new process
+	r.runner.Sessions().Drain()
 	go r.completions.handOver()
 	go r.transfers.PassOn()
 	go r.feeds.ReleaseBound()

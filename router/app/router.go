@@ -340,6 +340,7 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	hotrestart.Notify(hotrestart.NotifyStopping)
 	r.pages.draining.Store(true)
+	r.runner.Sessions().Drain()
 	r.front.CloseAfterResponse()
 	within := r.live.Load().Timeouts
 	r.log.Info("draining", "delay", within.DrainDelay, "deadline", within.Drain)

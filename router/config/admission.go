@@ -50,6 +50,9 @@ func ParsePriorities(text string) (from, to int, err error) {
 // checkAdmission checks admission, and what refers to its classes.
 func (c *Config) checkAdmission(bad report) {
 	a := &c.Admission
+	if c.Sessions.LimitActive && a.Mode == "off" {
+		bad("sessions.limit_active", "sessions without a place wait in the admission queue, and admission.mode is off; want fair, fifo, or limit_active: false")
+	}
 	if a.MaxBytes > c.Limits.BodyBudget {
 		bad("admission.max_bytes", "%d is more than limits.memory_budget, %d; want at most that", a.MaxBytes, c.Limits.BodyBudget)
 	}

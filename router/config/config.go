@@ -599,11 +599,10 @@ type Sessions struct {
 	UserMember bool          `yaml:"user_member"`                // the member user of a request's body names its session, if nothing else does; set it where each value is one conversation [false]
 	// LimitActive limits how many sessions of a model are active while sessions lose their KV to
 	// each other between their turns: an active one keeps its place for hold, and the next turns of
-	// the others wait [false].
+	// the others wait in the admission queue [false].
 	LimitActive bool          `yaml:"limit_active"`
-	Hold        time.Duration `yaml:"hold" min:"100ms"`                  // the longest time for which a session stays active after a turn; it is six times its usual pause, a tenth of this at least [30s]
-	MaxWait     time.Duration `yaml:"max_wait" min:"10ms"`               // how long a turn waits for a place; then it starts all the same [30s]
-	MaxWaiting  int           `yaml:"max_waiting" min:"1" max:"1000000"` // number of turns that wait; further ones start at once [4096]
+	Hold        time.Duration `yaml:"hold" min:"100ms"`    // the longest time for which a session stays active after a turn; it is six times its usual pause, a tenth of this at least [30s]
+	MaxWait     time.Duration `yaml:"max_wait" min:"10ms"` // how long a turn waits in the admission queue for a place, at most half of its class's max_wait; then it waits for a rank alone [30s]
 }
 
 // Steering has the headers by which clients may influence scheduling.

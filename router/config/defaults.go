@@ -44,7 +44,7 @@ func Default() *Config {
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
 		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, PendingWeight: 0.9, Eviction: 0.5, Others: 4, Explain: 10_000, Policy: "kv"},
 		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "header"},
-		Sessions:  Sessions{Max: 1 << 16, Expire: 30 * time.Minute, Hold: 30 * time.Second, MaxWait: 30 * time.Second, MaxWaiting: 4096},
+		Sessions:  Sessions{Max: 1 << 16, Expire: 30 * time.Minute, Hold: 30 * time.Second, MaxWait: 30 * time.Second},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},
 
 		EngineAPI: EngineAPI{Listen: "off", Keys: "all", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},

@@ -11,6 +11,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/router/admission"
 	"sluice/router/schedule"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -21,12 +22,16 @@ type chosenPrefill struct {
 	joint  *schedule.JointChoice
 }
 
-// awaitAdmission lets the request wait until a rank can start it soon. In that case the rank of its
-// first leg is reserved when it returns. If no request waits and a rank has capacity, it returns at
-// once, and the legs choose their ranks as without a queue. It answers with an error and returns false
-// if the request may not wait, has waited too long, or cannot meet its target by the forecast.
+// awaitAdmission lets the request wait until its session may be active and a rank can start it soon. In that
+// case the rank of its first leg is reserved when it returns. If no request waits and a rank has capacity,
+// it returns at once, and the legs choose their ranks as without a queue. It answers with an error and
+// returns false if the request may not wait, has waited too long, or cannot meet its target by the forecast.
 func (q *request) awaitAdmission() bool {
-	if q.class == nil || !q.waitsForAdmission() {
+	canWait := q.class != nil && q.waitsForAdmission()
+	if place := q.startTurn(canWait); place != nil {
+		return q.awaitPlace(q.newWaiter(), place)
+	}
+	if !canWait {
 		return true
 	}
 	c := q.r.admission
@@ -76,7 +81,7 @@ func (q *request) newWaiter() *admission.Waiter {
 	q.lookedUp = time.Now()
 	w := &admission.Waiter{Class: q.class.Name, Starter: q}
 	output := 0
-	if q.req.Endpoint.Disaggregable {
+	if q.req.Endpoint.Disaggregable && !q.prefillOnly {
 		output = schedule.ExpectedOutput(q.newQuery(schedule.WholeLeg, nil).MaxTokens)
 	}
 	rank, todo := q.expectedWork()
@@ -91,7 +96,7 @@ func (q *request) queuePool() string {
 	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
 		pool = r.Worker.Info().Base // adapters of a model compete for its ranks
 	}
-	if q.plan.Family != nil {
+	if q.plan.Family != nil || q.prefillOnly && q.prefillOnlyOnPrefill() {
 		pool += " prefill"
 	}
 	return pool
@@ -111,7 +116,7 @@ func (q *request) expectedWork() (rank *worker.Rank, todo int) {
 }
 
 func (q *request) firstLeg() schedule.LegKind {
-	if q.plan.Family == nil {
+	if q.plan.Family == nil && !q.prefillOnly {
 		return schedule.WholeLeg
 	}
 	return schedule.PrefillLeg
@@ -138,7 +143,7 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 	}
 	left := time.Duration(math.MaxInt64)
 	since := time.Since(q.req.Received)
-	if q.ttft > 0 && q.stream {
+	if q.awaitsFirstToken() {
 		left = time.Duration((1-targetMargin)*float64(q.ttft)) - prefill - since
 		q.startBy = c.Now() + int64(left)
 	}
@@ -199,8 +204,11 @@ func (q *request) refuseEarly() bool {
 	return !q.meetsTarget(w)
 }
 
+// awaitsFirstToken reports whether the request has a target for its first token.
+func (q *request) awaitsFirstToken() bool { return q.ttft > 0 && q.stream && !q.prefillOnly }
+
 func (q *request) describeTarget() string {
-	if q.ttft > 0 && q.stream {
+	if q.awaitsFirstToken() {
 		return q.ttft.String() + " for the first token"
 	}
 	return q.deadline.Sub(q.req.Received).String() + " for the response"
@@ -221,6 +229,11 @@ func (q *request) refuseQueueFull(w *admission.Waiter) {
 // endWait continues or ends a request that has waited.
 func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 	q.preemption.end()
+	if outcome == admission.Gone {
+		q.endPlace(session.Left)
+	} else {
+		q.endPlace(session.Refused) // without effect after a dispatch
+	}
 	q.entry.AddWait(time.Now().Add(-w.Waited))
 	q.entry.SetPosition(w.Position)
 	q.setQueueTime(w.Waited)
@@ -292,6 +305,10 @@ func (q *request) releaseAdmitted() {
 // hasCapacity reports whether the legs of the plan could start now. It returns true if a leg has no
 // candidates: then the request does not wait for capacity, but for a worker.
 func (q *request) hasCapacity() bool {
+	if q.prefillOnly {
+		ranks := q.nextSelected(q.candidates(schedule.PrefillLeg))
+		return len(ranks) == 0 || q.anyFree(schedule.PrefillLeg, ranks)
+	}
 	if q.plan.Family == nil {
 		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
 	}
@@ -376,10 +393,10 @@ func (q *request) TryStart() admission.Verdict {
 	q.refreshCandidates()
 	leg := q.firstLeg()
 	candidates := q.candidates(leg)
-	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 {
+	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 && !q.prefillOnly {
 		return q.r.awaitWorkers(q)
 	}
-	delete(q.r.emptySince, q.pool.Model)
+	delete(q.r.emptySince, q.neededWorkers())
 	if !q.hasCapacity() {
 		q.preempt()
 		if q.isRestricted() || q.resumption != nil {
@@ -452,6 +469,10 @@ func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {
 // reserveFirstLeg chooses among the ranks with capacity.
 func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
 	switch {
+	case q.prefillOnly:
+		c, ok := q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		q.reservedPrefill.choice = c
+		return ok
 	case q.plan.Family == nil:
 		c, ok := q.choose(schedule.WholeLeg, candidates)
 		q.reservedDecode = c
@@ -495,18 +516,27 @@ func (q *request) takeReservedJoint() (c schedule.JointChoice, ok bool) {
 	return c, true
 }
 
+// neededWorkers is the key of the request in Runner.emptySince: prefill-only requests may lack workers while
+// the others of their model have some.
+func (q *request) neededWorkers() neededWorkers { return neededWorkers{q.pool.Model, q.prefillOnly} }
+
+type neededWorkers struct {
+	model       string
+	prefillOnly bool
+}
+
 // awaitWorkers is TryStart of a request whose leg has no ready worker. It waits for one for
 // timeouts.pool_wait, counted from when there was none. Then it goes on, and is refused as a request that
 // found none at its arrival, or runs without prefill if its pool may.
 func (r *Runner) awaitWorkers(q *request) admission.Verdict {
-	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayPlainDecode() {
+	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayPlainDecode() && !q.prefillOnly {
 		return admission.Started
 	}
-	now := time.Now()
-	since, known := r.emptySince[q.pool.Model]
+	now, needed := time.Now(), q.neededWorkers()
+	since, known := r.emptySince[needed]
 	if !known {
 		since = now
-		r.emptySince[q.pool.Model] = now
+		r.emptySince[needed] = now
 	}
 	if now.Sub(since) < q.settings.Timeouts.PoolWait {
 		return admission.NotNow

@@ -12,6 +12,7 @@ import (
 	"sluice/router/admission"
 	"sluice/router/config"
 	"sluice/router/pd/reqbody"
+	"sluice/router/session"
 	"sluice/router/worker"
 )
 
@@ -157,6 +158,7 @@ type admissionPart struct {
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
 	preemption      *preemption   // nil: it has asked for no suspension
+	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
 }
 

@@ -10,7 +10,7 @@
 //	resolvePool      find the model's pool and make the plan             pool.go, plan.go
 //	readAdmission    find the class, the tenant and the targets          classes.go
 //	applySteering    restrict the plan to what headers ask for           steering.go
-//	beginTurn        wait until the session may be active                session.go
+//	beginTurn        count the turn of its session                       session.go
 //	refuseEarly      refuse a request whose target cannot be met         admission.go
 //	resolvePrompt    find the prompt's tokens and the ranks' cached part prompt.go
 //	awaitAdmission   wait until a rank can start the request             admission.go

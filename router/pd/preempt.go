@@ -87,7 +87,7 @@ func (p *preemption) end() {
 // suffice. It runs on the dispatcher's goroutine when no rank can start the request.
 func (q *request) preempt() {
 	s := q.settings.admission
-	if s == nil || !s.preempts || q.class.index == len(s.classes)-1 || q.r.migratable.preemptible.Load() == 0 {
+	if s == nil || !s.preempts || q.prefillOnly || q.class.index == len(s.classes)-1 || q.r.migratable.preemptible.Load() == 0 {
 		return
 	}
 	now := time.Now()

@@ -117,9 +117,8 @@ func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
 // runPrefillOnly runs the prompt with one output token, which it discards, on a prefill worker. In
 // a pool without prefill workers it uses a worker that runs whole requests. It cannot use the
 // prefill leg of a hand-over, because its handle would lease the blocks until a decode fetches them
-// or the lease ends.
+// or the lease ends. The request has been admitted, and takes no part in preemption: it computes for later.
 func (q *request) runPrefillOnly(by string) {
-	q.prefillOnly = true
 	q.entry.SetPlan("prefill_only", "")
 	q.planHeader = "prefill_only; reason=" + by
 	for q.attempt = 1; ; q.attempt++ {
@@ -127,7 +126,10 @@ func (q *request) runPrefillOnly(by string) {
 		q.resetHandover()
 		q.planHeader = planned
 		candidates := q.candidates(schedule.PrefillLeg)
-		choice, ok := q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		choice, ok := q.takeReservedPrefill()
+		if !ok {
+			choice, ok = q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		}
 		if !ok {
 			if !q.refuseAtCapacity(schedule.PrefillLeg, candidates) {
 				q.refuseNoRank(schedule.PrefillLeg)

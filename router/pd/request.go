@@ -174,6 +174,7 @@ func (q *request) recycle() {
 		q.x.OnClientGone(nil) // after a panic the last leg's callback may still be armed
 		q.commitQuota(0)
 	}
+	q.endPlace(session.Refused)
 	r.endTurn(&q.turn, q.turnResult)
 	q.prefillLeg.abandon()
 	q.decodeLeg.monitor.Reset()

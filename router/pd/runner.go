@@ -151,7 +151,7 @@ type Runner struct {
 	downMonitors         *sweeper.Sweeper[abort.DownMonitor]
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
 	admission            *admission.Controller
-	emptySince           map[string]time.Time // by model: since when waiting requests have had no worker; used by the dispatcher alone
+	emptySince           map[neededWorkers]time.Time // since when waiting requests have had no worker; used by the dispatcher alone
 	undecided            undecided
 	migratable           migratableStreams
 	stored               storedResponses
@@ -184,7 +184,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{emptySince: map[string]time.Time{}, downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
+	r := &Runner{emptySince: map[neededWorkers]time.Time{}, downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
 	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err
@@ -234,9 +234,10 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	if !q.selectWorkers() || !q.resolvePool() {
 		return
 	}
-	if !q.readAdmission() || !q.applySteering() || !q.routeToStored() || !q.beginTurn() {
+	if !q.readAdmission() || !q.applySteering() || !q.routeToStored() {
 		return
 	}
+	q.beginTurn()
 	if q.refuseEarly() {
 		return
 	}
@@ -255,7 +256,9 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	if by, answered := q.checkPrefillOnly(); answered {
 		return
 	} else if by != "" {
-		q.runPrefillOnly(by)
+		if q.prefillOnly = true; q.awaitAdmission() {
+			q.runPrefillOnly(by)
+		}
 		return
 	}
 	if !q.filterRequest() {

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/admission"
 	"sluice/router/schedule"
 	"sluice/router/session"
 	"sluice/router/worker"
@@ -55,50 +56,47 @@ func (q *request) recogniseSession() bool {
 	return true
 }
 
-// beginTurn counts the request as a turn of its session, and waits until the session may be active.
-// It answers with an error and returns false if the client has disconnected meanwhile, or the request
-// cannot run any more.
-func (q *request) beginTurn() bool {
-	if q.sessionKey.IsZero() || !q.req.Endpoint.Disaggregable {
-		return true
+// beginTurn counts the request as a turn of its session.
+func (q *request) beginTurn() {
+	if !q.sessionKey.IsZero() && q.req.Endpoint.Disaggregable {
+		q.turn = q.r.sessions.Begin(q.sessionKey, ownerOf(q.req.Principal), q.sessionFrom, session.IsFinal(q.x))
 	}
-	q.turn = q.r.sessions.Begin(q.sessionKey, ownerOf(q.req.Principal), q.sessionFrom, session.IsFinal(q.x))
-	w := q.r.sessions.Start(&q.turn, session.Request{Pool: q.pool.Model, Tokens: len(q.req.Doc.Body) / bytesPerToken, Meter: (*kvMeter)(q)})
-	return w == nil || q.awaitTurn(w)
 }
 
-// awaitTurn waits until the request's session is active, for at most sessions.max_wait. Then it makes
-// the plan again.
-func (q *request) awaitTurn(w *session.Wait) bool {
-	began := time.Now()
-	gone := make(chan struct{})
-	q.x.OnClientGone(func() { close(gone) })
-	q.x.MarkDispatched()
-	by := q.earlierDeadline(w.Deadline())
-	timer := time.NewTimer(time.Until(by))
-	how := session.Started
-	select {
-	case <-w.Ready():
-	case <-gone:
-		how = session.Left
-	case <-timer.C:
-		how = session.Overran
+// startTurn makes the request's session active. If there is no place for it, startTurn returns the wait for
+// one, unless the request cannot wait.
+func (q *request) startTurn(canWait bool) *session.Wait {
+	if !q.turn.IsSession() {
+		return nil
 	}
-	timer.Stop()
-	q.x.OnClientGone(nil)
-	w.End(how)
-	waited := time.Since(began)
-	q.settings.Scheduler.AddNote(q.id, fmt.Sprintf("session %s waited %s for a place among the active sessions: %s", q.sessionKey, waited.Round(time.Millisecond), how))
-	if how == session.Left {
-		q.refuse(front.ClientGone, "the client closed the connection while its session waited", 0)
-		return false
+	start := session.Request{Pool: q.pool.Model, Tokens: q.promptTokens(), CannotWait: !canWait, Meter: (*kvMeter)(q)}
+	if q.class != nil {
+		start.Class = q.class.index
 	}
-	if q.pastDeadline() {
-		q.refuse(front.Deadline, "the request's time is over: its session waited for other sessions", 0)
-		return false
+	return q.r.sessions.Start(&q.turn, start)
+}
+
+// awaitPlace lets the request wait on hold until its session is active. After sessions.max_wait, half of its
+// class's longest wait, or at the latest start that meets its targets, the request waits for a rank alone:
+// the limit of active sessions delays requests, and is not a reason to refuse them.
+func (q *request) awaitPlace(w *admission.Waiter, place *session.Wait) bool {
+	w.Hold, q.place = place, place
+	longest := min(place.Longest(), q.class.wait/2)
+	if w.Item.Firm {
+		longest = min(longest, time.Duration(w.Item.Due-q.r.admission.Now()))
 	}
-	q.setQueueTime(waited)
-	return q.resolvePool() && q.applySteering() && q.routeToStored()
+	timer := time.AfterFunc(max(longest, 0), place.Overrun)
+	defer timer.Stop()
+	return q.enqueue(w)
+}
+
+// endPlace ends the wait for a place, if there is one, and notes it in the explain record.
+func (q *request) endPlace(how session.WaitEnd) {
+	if q.place != nil {
+		how, took := q.place.End(how)
+		q.place = nil
+		q.settings.Scheduler.AddNote(q.id, fmt.Sprintf("session %s waited %s for a place among the active sessions: %s", q.sessionKey, took.Round(time.Millisecond), how))
+	}
 }
 
 // kvMeter reports the KV of the ranks that compute the prompts of a request's pool.

@@ -10,6 +10,7 @@
 //
 // If the sessions in use need more KV than the fleet has, each turn finds its KV evicted by the
 // others. The Table then limits how many sessions are active, if Options.LimitActive is set: an
-// active session keeps its place between its turns for Options.Hold, and the first turns of the
-// others wait (Table.Start), for at most Options.MaxWait.
+// active session keeps its place between its turns for Options.Hold, and the next turns of the
+// others wait (Table.Start), for at most Options.MaxWait. They wait in the admission queue: the Table
+// only says whose turn may go on.
 package session

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"container/heap"
 	"slices"
 	"time"
@@ -11,7 +12,7 @@ import (
 // at once, and the ends of turns show whether the KV of active sessions survives between their turns.
 // If much of it does not, the active sessions need more KV than the pool has, and its ranks compute
 // prompts all the time, the pool becomes limited: a session that is not active waits until the active
-// ones leave space for it. A limit that leaves ranks idle grows again: a prompt that is computed twice
+// ones leave space for it, in the admission queue (see Wait). A limit that leaves ranks idle grows again: a prompt that is computed twice
 // costs little on a rank that has nothing else to do.
 const (
 	// A window of evidence: enough turns, and enough time for evictions to show.
@@ -64,7 +65,8 @@ const capacityAge = 100 * time.Millisecond
 type limited struct {
 	pool   *pool // of the last turn; nil: none yet
 	active bool
-	need   int64 // tokens counted in pool.need; 0 if not active
+	need   int64   // tokens counted in pool.need; 0 if not active
+	waits  []*Wait // its turns that wait; none while it is active
 	// While it is active without a turn in progress, it is in pool.idle until heldUntil, at place.
 	held      bool
 	place     int
@@ -78,7 +80,7 @@ type pool struct {
 	active   map[*Session]struct{}
 	need     int64 // tokens of KV that only these use, together
 	idle     idleQueue
-	waiting  []*Wait
+	waiting  waitQueue
 	limit    int64 // tokens; 0: not limited
 	floor    int64 // the least limit
 	capacity Capacity
@@ -94,20 +96,20 @@ type pool struct {
 	since            time.Time
 }
 
-// WaitEnd is how a wait ended.
+// WaitEnd is how a wait for a place ended.
 type WaitEnd uint8
 
 // The ends of a wait.
 const (
-	Started  WaitEnd = iota // there was space
-	Overran                 // Options.MaxWait, or the request's own deadline, passed: the turn started without space
-	Left                    // the client disconnected
-	Overflow                // MaxWaiting turns waited already: the turn started without space
+	Started WaitEnd = iota // there was space
+	Overran                // the turn has waited long enough, and goes on without space
+	Left                   // the client disconnected
+	Refused                // the request was refused
 
 	NumWaits
 )
 
-var waitNames = [NumWaits]string{"started", "overran", "client_gone", "overflow"}
+var waitNames = [NumWaits]string{"started", "overran", "client_gone", "refused"}
 
 // String returns the end's name in metrics.
 func (e WaitEnd) String() string {
@@ -117,27 +119,85 @@ func (e WaitEnd) String() string {
 	return ""
 }
 
-// Wait is a turn that waits until its session is active. Exactly one call of End must follow.
+// Wait is a turn that waits until its session is active. The Table decides only when: the request waits
+// in the admission queue, on hold, within the bounds of that queue. Exactly one call of End must follow.
 type Wait struct {
 	table   *Table
 	session *Session
-	ready   chan struct{}
-	by      time.Time
+	class   int
 	tokens  int64 // what the session is expected to need
-	started bool
+	began   time.Time
+	longest time.Duration
+	place   int // in the heap of its tenant; -1: the wait has ended
+
+	// What follows is set before the wait ends.
+
+	onReady func()
+	how     WaitEnd
+	took    time.Duration
 }
 
-// Ready is closed when the turn may start.
-func (w *Wait) Ready() <-chan struct{} { return w.ready }
+// OnReady sets a function that is called once, when the turn may go on: at once if it may already. It is
+// called with the Table's lock, so it must not block or call the Table.
+func (w *Wait) OnReady(f func()) {
+	w.table.mu.Lock()
+	defer w.table.mu.Unlock()
+	if w.place < 0 {
+		f()
+	} else {
+		w.onReady = f
+	}
+}
 
-// Deadline returns when the wait ends at the latest.
-func (w *Wait) Deadline() time.Time { return w.by }
+// Longest returns Options.MaxWait as it was when the wait began.
+func (w *Wait) Longest() time.Duration { return w.longest }
+
+// Overrun lets a turn that still waits go on without space.
+func (w *Wait) Overrun() {
+	w.table.mu.Lock()
+	defer w.table.mu.Unlock()
+	if w.place >= 0 {
+		w.table.endWait(w, Overran)
+		w.table.admit(w.session.pool)
+	}
+}
+
+// End ends the wait if the turn still waits; it does not go on then. End returns how the wait has ended and
+// how long it was.
+func (w *Wait) End(how WaitEnd) (WaitEnd, time.Duration) {
+	t := w.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w.place >= 0 {
+		t.endWait(w, how)
+		t.admit(w.session.pool)
+	}
+	return w.how, w.took
+}
+
+// endWait ends the wait of a turn. Its session is active then if the turn goes on.
+func (t *Table) endWait(w *Wait, how WaitEnd) {
+	s := w.session
+	s.pool.waiting.remove(w)
+	s.waits = slices.DeleteFunc(s.waits, func(o *Wait) bool { return o == w })
+	t.counts.Waits[how]++
+	w.how, w.took = how, time.Since(w.began)
+	if how == Started || how == Overran {
+		t.activate(s, w.tokens)
+		if w.onReady != nil {
+			w.onReady()
+		}
+	}
+}
 
 // Request is what Start must know of a turn.
 type Request struct {
 	Pool   string // the model
+	Class  int    // of the admission queue, 0 the highest: higher ones get places first
 	Tokens int    // estimate of the prompt's length; 0 unknown
-	Meter  Meter
+	// CannotWait says that the turn starts at once, also without space.
+	CannotWait bool
+	Meter      Meter
 }
 
 // Meter reports a pool's Capacity. It is called at most once per capacityAge and pool, and must not
@@ -147,7 +207,7 @@ type Meter interface {
 }
 
 // Start returns nil if a turn may start now, else a Wait. The session is active then, or when the
-// Wait is Ready. Turns without session always start.
+// function of Wait.OnReady is called. Turns without session always start.
 func (t *Table) Start(u *Turn, req Request) *Wait {
 	s := u.session
 	if s == nil {
@@ -157,6 +217,9 @@ func (t *Table) Start(u *Turn, req Request) *Wait {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.poolOf(req.Pool)
+	if s.pool != p && len(s.waits) > 0 {
+		return nil // other turns wait for another model
+	}
 	if s.pool != p {
 		t.deactivate(s)
 		s.pool = p
@@ -165,44 +228,21 @@ func (t *Table) Start(u *Turn, req Request) *Wait {
 	t.releaseIdle(p, now)
 	s.learnGap(now)
 	p.relax(t, now)
-	if p.limit == 0 || s.active && !p.mustYield(s) {
+	if p.limit == 0 || req.CannotWait || s.active && !p.mustYield(s) {
 		t.activate(s, int64(req.Tokens))
 		return nil
 	}
 	t.deactivate(s)
-	if len(p.waiting) >= t.opt.MaxWaiting {
-		t.counts.Waits[Overflow]++
-		t.activate(s, int64(req.Tokens))
+	w := &Wait{table: t, session: s, class: req.Class, tokens: int64(req.Tokens), began: now, longest: t.opt.MaxWait}
+	if next := p.waiting.next(); p.hasSpace(w) && (next == nil || w.before(next)) {
+		t.activate(s, w.tokens)
 		return nil
 	}
-	w := &Wait{table: t, session: s, ready: make(chan struct{}), by: now.Add(t.opt.MaxWait), tokens: int64(req.Tokens)}
-	p.waiting = append(p.waiting, w)
-	t.admit(p)
-	if w.started {
-		return nil
-	}
+	p.waiting.add(w)
+	s.waits = append(s.waits, w)
 	p.waitedAt = now
 	t.arm(now)
 	return w
-}
-
-// End ends the wait. If it has not become Ready, the turn starts without space, or with Left not at
-// all.
-func (w *Wait) End(how WaitEnd) {
-	t := w.table
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if w.started {
-		how = Started
-	} else {
-		p := w.session.pool
-		p.waiting = slices.DeleteFunc(p.waiting, func(o *Wait) bool { return o == w })
-		if how != Left {
-			t.activate(w.session, w.tokens)
-		}
-		t.admit(p)
-	}
-	t.counts.Waits[how]++
 }
 
 // maxPools bounds the pools: the models of the fleet.
@@ -246,6 +286,9 @@ func (t *Table) activate(s *Session, estimate int64) {
 	}
 	p.idle.remove(s)
 	t.recount(s, estimate)
+	for len(s.waits) > 0 { // other turns of the session need no other place
+		t.endWait(s.waits[0], Started)
+	}
 }
 
 // recount counts what an active session needs now.
@@ -376,37 +419,89 @@ func (p *pool) mustYield(s *Session) bool {
 	return before > 0 && before+s.need > p.limit
 }
 
-// admit starts the turns for which there is space. The next one is of the tenant with the fewest
-// active sessions, then of the session that began first. It is not passed by one that needs less.
+// hasSpace reports whether the session of a turn may become active.
+func (p *pool) hasSpace(w *Wait) bool {
+	return p.limit == 0 || len(p.active) == 0 || p.need+w.session.ownNeed(w.tokens) <= p.limit
+}
+
+// admit starts the turns for which there is space. The next one is of the highest class, of these of the
+// tenant with the fewest active sessions, of these of the session that began first. It is not passed by
+// one that needs less.
 func (t *Table) admit(p *pool) {
-	for len(p.waiting) > 0 {
-		next := 0
-		for i, w := range p.waiting {
-			if w.before(p.waiting[next]) {
-				next = i
-			}
-		}
-		w := p.waiting[next]
-		s := w.session
-		if !s.active && p.limit > 0 && len(p.active) > 0 && p.need+s.ownNeed(w.tokens) > p.limit {
+	for {
+		w := p.waiting.next()
+		if w == nil || !p.hasSpace(w) {
 			return
 		}
-		p.waiting = slices.Delete(p.waiting, next, next+1)
-		t.activate(s, w.tokens)
-		w.started = true
-		close(w.ready)
+		t.endWait(w, Started)
 	}
 }
 
-func (w *Wait) before(o *Wait) bool {
-	a, b := w.session, o.session
-	switch {
-	case a.active != b.active:
-		return a.active // another turn of an active session
-	case a.tenant.active != b.tenant.active:
-		return a.tenant.active < b.tenant.active
+// waitQueue has the turns of a pool that wait, by tenant: the order among tenants changes with each
+// session that becomes active.
+type waitQueue struct {
+	byTenant map[*tenant]*waitHeap
+	n        int
+}
+
+func (q *waitQueue) add(w *Wait) {
+	h := q.byTenant[w.session.tenant]
+	if h == nil {
+		h = new(waitHeap)
+		if q.byTenant == nil {
+			q.byTenant = make(map[*tenant]*waitHeap)
+		}
+		q.byTenant[w.session.tenant] = h
 	}
-	return a.order < b.order
+	heap.Push(h, w)
+	q.n++
+}
+
+func (q *waitQueue) remove(w *Wait) {
+	h := q.byTenant[w.session.tenant]
+	heap.Remove(h, w.place)
+	if q.n--; len(*h) == 0 {
+		delete(q.byTenant, w.session.tenant)
+	}
+}
+
+// next returns the turn that gets the next place, nil if none waits.
+func (q *waitQueue) next() (first *Wait) {
+	for _, h := range q.byTenant {
+		if w := (*h)[0]; first == nil || w.before(first) {
+			first = w
+		}
+	}
+	return first
+}
+
+func (w *Wait) before(o *Wait) bool {
+	return cmp.Or(cmp.Compare(w.class, o.class), cmp.Compare(w.session.tenant.active, o.session.tenant.active), cmp.Compare(w.session.order, o.session.order)) < 0
+}
+
+// waitHeap is a heap of the turns of a tenant.
+type waitHeap []*Wait
+
+// Len, Less, Swap, Push and Pop implement heap.Interface.
+func (h waitHeap) Len() int           { return len(h) }
+func (h waitHeap) Less(i, j int) bool { return h[i].before(h[j]) }
+
+func (h waitHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *waitHeap) Push(x any) {
+	w := x.(*Wait)
+	w.place = len(*h)
+	*h = append(*h, w)
+}
+
+func (h *waitHeap) Pop() any {
+	w := (*h)[len(*h)-1]
+	(*h)[len(*h)-1] = nil
+	*h, w.place = (*h)[:len(*h)-1], -1
+	return w
 }
 
 // observe takes a turn as evidence: of expected tokens that the session had left on its rank, cached
@@ -427,12 +522,12 @@ func (p *pool) observe(t *Table, expected, cached int64, now time.Time) {
 	}
 	switch {
 	case p.limit == 0:
-		if kept < lossAt && p.busy >= busyAt && p.isOvercommitted() {
+		if kept < lossAt && p.busy >= busyAt && p.isOvercommitted() && !t.draining {
 			p.beginLimit()
 		}
 	case kept < lossAt && p.busy >= busyAt:
 		p.limit = max(int64(float64(p.limit)*shrink), p.floor)
-	case (kept > keptAt || kept >= lossAt && p.busy < idleAt) && len(p.waiting) > 0:
+	case (kept > keptAt || kept >= lossAt && p.busy < idleAt) && p.waiting.n > 0:
 		p.limit = int64(float64(p.limit)*grow) + 1
 	}
 	t.admit(p)
@@ -460,7 +555,7 @@ func (p *pool) beginLimit() {
 
 // relax ends the limit of a pool that has not been needed for as long as a place is held.
 func (p *pool) relax(t *Table, now time.Time) {
-	if p.limit > 0 && len(p.waiting) == 0 && now.Sub(p.waitedAt) >= t.opt.Hold && float64(p.need) < idleFactor*float64(p.limit) {
+	if p.limit > 0 && p.waiting.n == 0 && now.Sub(p.waitedAt) >= t.opt.Hold && float64(p.need) < idleFactor*float64(p.limit) {
 		p.limit = 0
 	}
 }
@@ -470,7 +565,7 @@ func (p *pool) relax(t *Table, now time.Time) {
 func (t *Table) arm(now time.Time) {
 	var at time.Time
 	for _, p := range t.pools {
-		if len(p.waiting) == 0 {
+		if p.waiting.n == 0 {
 			continue
 		}
 		if s := p.idle.first(); s != nil && (at.IsZero() || s.heldUntil.Before(at)) {

@@ -60,10 +60,18 @@ func (l *limiterTest) limit() {
 	p.waitedAt = time.Now()
 }
 
+// ready returns a channel that is closed when the turn may go on.
+func ready(w *Wait) <-chan struct{} {
+	c := make(chan struct{})
+	w.OnReady(func() { close(c) })
+	return c
+}
+
+// isReady is called at most once after another OnReady.
 func isReady(w *Wait) bool {
 	synctest.Wait()
 	select {
-	case <-w.Ready():
+	case <-ready(w):
 		return true
 	default:
 		return false
@@ -84,7 +92,7 @@ func (l *limiterTest) start(u *Turn, w *Wait, tokens int) {
 // Of a pool of 1,000 tokens sessions may use 850. A third session of 400 waits until one of the others
 // is finished, or has not been used for Hold.
 func TestSessionsWaitForSpace(t *testing.T) {
-	for _, how := range []string{"finish", "hold", "expired wait", "client gone", "reload"} {
+	for _, how := range []string{"finish", "hold", "expired wait", "client gone", "reload", "drain"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLimiterTest(t, Options{Hold: 10 * time.Second, MaxWait: time.Minute}, 1000)
@@ -110,18 +118,21 @@ func TestSessionsWaitForSpace(t *testing.T) {
 				case "finish":
 					l.table.Finish(l.table.KeyOf("", []byte("a")))
 				case "hold":
-					<-wc.Ready()
+					<-ready(wc)
 					if took := time.Since(began); took != time.Second { // its turns follow each other at once
 						t.Errorf("a place was free after %v, want a tenth of Hold", took)
 					}
 				case "reload":
 					l.table.SetOptions(Options{})
+				case "drain":
+					l.table.Drain()
 				case "expired wait":
 					want = Overran
 					l.table.SetOptions(Options{LimitActive: true, Hold: time.Hour})
-					if got := time.Until(wc.Deadline()); got != time.Minute {
+					if got := wc.Longest(); got != time.Minute {
 						t.Errorf("it waits for %v, want MaxWait", got)
 					}
+					wc.Overrun()
 				case "client gone":
 					want = Left
 				}
@@ -133,10 +144,10 @@ func TestSessionsWaitForSpace(t *testing.T) {
 				}
 				l.table.End(&b, Result{OK: true, Prompt: 400})
 				st := l.table.Stats()
-				if st.Waiting != 0 || how != "reload" && how != "finish" && how != "hold" && st.Counts.Waits[want] != 1 {
+				if st.Waiting != 0 || st.Counts.Waits[want] != 1 {
 					t.Errorf("afterwards: %+v", st)
 				}
-				if active := map[string]int{"finish": 2, "hold": 2, "expired wait": 3, "client gone": 2, "reload": 3}[how]; st.Active != active {
+				if active := map[string]int{"finish": 2, "hold": 2, "expired wait": 3, "client gone": 2, "reload": 3, "drain": 3}[how]; st.Active != active {
 					t.Errorf("%d sessions are active, want %d", st.Active, active)
 				}
 				time.Sleep(2 * time.Hour)
@@ -217,23 +228,58 @@ func TestGrownSessionsYield(t *testing.T) {
 	})
 }
 
-// Turns beyond MaxWaiting start at once.
-func TestWaitingTurnsAreBounded(t *testing.T) {
+// Higher classes get places first, then the order is that of the tenants.
+func TestOrderOfClasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLimiterTest(t, Options{Hold: time.Hour, MaxWait: time.Hour, MaxWaiting: 2}, 1000)
-		l.turn("", "a", 800)
+		l := newLimiterTest(t, Options{Hold: time.Hour}, 1000)
+		l.turn("x", "x1", 800)
 		l.limit()
 		var waits []*Wait
-		for i := range 5 {
-			if _, w := l.begin("", fmt.Sprint(i), 100); w != nil {
-				waits = append(waits, w)
+		for i, class := range []int{1, 1, 0} {
+			u := l.table.Begin(l.table.KeyOf("y", fmt.Append(nil, i)), "y", SluiceSession, false)
+			w := l.table.Start(&u, Request{Pool: "m", Class: class, Tokens: 400, Meter: meter{Tokens: l.size, Occupancy: -1}})
+			if w == nil {
+				t.Fatalf("turn %d does not wait", i)
 			}
+			waits = append(waits, w)
 		}
-		if st := l.table.Stats(); len(waits) != 2 || st.Waiting != 2 || st.Counts.Waits[Overflow] != 3 || st.Active != 4 {
-			t.Errorf("%d wait: %+v", len(waits), st)
+		u := l.table.Begin(l.table.KeyOf("z", []byte("z")), "z", SluiceSession, false)
+		if w := l.table.Start(&u, Request{Pool: "m", Class: 1, Tokens: 400, CannotWait: true, Meter: meter{Tokens: l.size, Occupancy: -1}}); w != nil {
+			t.Error("a turn that cannot wait waits")
+		}
+		l.table.Finish(l.table.KeyOf("x", []byte("x1")))
+		if isReady(waits[0]) || isReady(waits[1]) || !isReady(waits[2]) {
+			t.Error("the place is not that of the highest class")
 		}
 		for _, w := range waits {
-			w.End(Left)
+			w.End(Refused)
+		}
+		if st := l.table.Stats(); st.Waiting != 0 || st.Counts.Waits != [NumWaits]uint64{Started: 1, Refused: 2} {
+			t.Errorf("afterwards: %+v", st)
+		}
+	})
+}
+
+// Turns of one session wait together, and start together.
+func TestTurnsOfOneSessionStartTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiterTest(t, Options{Hold: time.Hour}, 1000)
+		l.turn("", "a", 800)
+		l.limit()
+		_, first := l.begin("", "b", 400)
+		_, second := l.begin("", "b", 400)
+		if first == nil || second == nil {
+			t.Fatal("a turn does not wait")
+		}
+		second.Overrun()
+		if !isReady(first) || !isReady(second) {
+			t.Error("a turn of an active session waits")
+		}
+		if how, _ := first.End(Left); how != Started {
+			t.Errorf("the first turn ended %s; want started", how)
+		}
+		if st := l.table.Stats(); st.Waiting != 0 || st.Counts.Waits != [NumWaits]uint64{Started: 1, Overran: 1} {
+			t.Errorf("afterwards: %+v", st)
 		}
 	})
 }
@@ -271,7 +317,7 @@ func TestEvidence(t *testing.T) {
 						id := fmt.Sprint(i)
 						u := tb.Begin(tb.KeyOf("", []byte(id)), "", SluiceSession, false)
 						if w := tb.Start(&u, Request{Pool: "m", Tokens: 1100, Meter: meter(c.capacity)}); w != nil {
-							w.End(Overran)
+							w.Overrun()
 						}
 						tb.Observe(&u, blocksOf(0, i+1, 64+4*round), 16, 1024+64*round, false)
 						tb.End(&u, Result{OK: true, Cached: c.cached, Prompt: 1024 + 64*round})
@@ -362,12 +408,9 @@ func runAgents(t *testing.T, speed int, limit bool) (hitShare float64, took time
 				for i := range turns {
 					u := tb.Begin(key, "", SluiceSession, i == turns-1)
 					if w := tb.Start(&u, Request{Pool: "m", Tokens: prompt, Meter: meterFunc(capacity)}); w != nil {
-						select {
-						case <-w.Ready():
-							w.End(Started)
-						case <-time.After(time.Until(w.Deadline())):
-							w.End(Overran)
-						}
+						timer := time.AfterFunc(w.Longest(), w.Overrun)
+						<-ready(w)
+						timer.Stop()
 					}
 					tb.Observe(&u, blocksOf(0, id+1, prompt/16), 16, prompt, false)
 					mu.Lock()

@@ -27,7 +27,7 @@ func (t *Table) Stats() Stats {
 	for _, p := range t.pools {
 		t.releaseIdle(p, now)
 		st.Active += len(p.active)
-		st.Waiting += len(p.waiting)
+		st.Waiting += p.waiting.n
 		st.Need += p.need
 		if p.limit > 0 {
 			st.Limited++
@@ -82,7 +82,7 @@ func (t *Table) Overview(limit int) Overview {
 	o := Overview{Sessions: t.ages.Len(), Finished: t.counts.Finished, Expired: t.counts.Expired, Evicted: t.counts.Evicted, Models: []PoolView{}, Newest: []View{}}
 	for name, p := range t.pools {
 		t.releaseIdle(p, now)
-		v := PoolView{Model: name, Active: len(p.active), Waiting: len(p.waiting), Need: p.need, Capacity: p.capacity.Tokens, Busy: p.busy, Limit: p.limit}
+		v := PoolView{Model: name, Active: len(p.active), Waiting: p.waiting.n, Need: p.need, Capacity: p.capacity.Tokens, Busy: p.busy, Limit: p.limit}
 		if c := p.capacity.Occupancy; c >= 0 && !p.measured.IsZero() {
 			v.Occupancy = &c
 		}

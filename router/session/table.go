@@ -24,18 +24,12 @@ type Options struct {
 	// there is.
 	LimitActive bool
 	Hold        time.Duration // how long an active session keeps its place between its turns at most [30s]
-	MaxWait     time.Duration // how long a turn waits until its session may be active [30s]
-	MaxWaiting  int           // turns that wait at the same time [4096]
+	MaxWait     time.Duration // how long a turn waits at most until its session may be active [30s]
 }
 
 func (o Options) withDefaults() Options {
-	for _, d := range [...]struct {
-		at    *int
-		value int
-	}{{&o.Max, 1 << 16}, {&o.MaxWaiting, 4096}} {
-		if *d.at <= 0 {
-			*d.at = d.value
-		}
+	if o.Max <= 0 {
+		o.Max = 1 << 16
 	}
 	for _, d := range [...]struct{ at, value *time.Duration }{{&o.Expire, ptr(30 * time.Minute)}, {&o.Hold, ptr(30 * time.Second)}, {&o.MaxWait, ptr(30 * time.Second)}} {
 		if *d.at <= 0 {
@@ -76,6 +70,8 @@ type Table struct {
 	order   uint64 // of the last session that began
 	timer   *time.Timer
 	counts  Counts
+	// draining: no session is limited any more, because the next turns go to another process.
+	draining bool
 }
 
 // tenant is the sessions of one API key.
@@ -135,10 +131,23 @@ func (t *Table) SetOptions(opt Options) {
 	for t.ages.Len() > t.opt.Max {
 		t.evict(nil)
 	}
+	if !t.opt.LimitActive {
+		t.endLimits()
+	}
+}
+
+// Drain ends the limits for good, and with them all waits: the sessions whose places are held send their
+// next turns to another router.
+func (t *Table) Drain() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.draining = true
+	t.endLimits()
+}
+
+func (t *Table) endLimits() {
 	for _, p := range t.pools {
-		if !t.opt.LimitActive {
-			p.limit = 0
-		}
+		p.limit = 0
 		t.admit(p)
 	}
 	t.arm(time.Now())

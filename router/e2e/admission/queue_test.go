@@ -329,3 +329,47 @@ func TestSoakWithFullQueue(t *testing.T) {
 	}
 	wantEmpty(t, r, engines...)
 }
+
+// TestPrefillOnlyWaits: a prefill-only request waits in the queue for a rank that computes prompts, on
+// prefill workers and on those that serve whole requests, and leaves it with its client.
+func TestPrefillOnlyWaits(t *testing.T) {
+	t.Parallel()
+	for name, role := range map[string]worker.Role{"whole": worker.Aggregated, "prefill": worker.Prefill} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := harness.StartSim(t, nil)
+			engines, workers := []*sim.Engine{e}, []config.Worker{harness.SimWorker(e, role, "a")}
+			if role == worker.Prefill {
+				d := harness.StartSim(t, nil)
+				engines, workers = append(engines, d), append(workers, harness.SimWorker(d, worker.Decode, "d"))
+			}
+			r := harness.StartRouter(t, func(c *config.Config) {
+				if oneAtATime(c); role == worker.Prefill {
+					c.PD.Family = "nixl"
+				}
+			}, workers...)
+			release := hang(e)
+			defer release()
+			var o clients
+			o.send(t, r, "first", "X-Sluice-Prefill-Only", "true")
+			testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool { return len(harness.GenerateRequests(e)) > 0 })
+			ctx, leave := context.WithCancel(context.Background())
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				_, _ = harness.TryPost(ctx, r.URL+"/v1/chat/completions", harness.ChatOf("words"), "X-Sluice-Prefill-Only", "true")
+			}()
+			testwait.UntilWithin(t, 20*time.Second, "the second waits", func() bool { return waiting(r, "default") == 1 })
+			leave()
+			<-left
+			testwait.UntilWithin(t, 20*time.Second, "it has left", func() bool { return waiting(r, "default") == 0 })
+			o.send(t, r, "third", "X-Sluice-Prefill-Only", "true")
+			testwait.UntilWithin(t, 20*time.Second, "the third waits", func() bool { return waiting(r, "default") == 1 })
+			release()
+			if served, refused := o.wait(e); served != "[first third]" || refused != "[]" {
+				t.Errorf("the engine served %s, refused were %s; want the first and the third", served, refused)
+			}
+			wantEmpty(t, r, engines...)
+		})
+	}
+}
