@@ -14,6 +14,7 @@ type Iter struct {
 
 	s      scanner
 	pos    int // start of the next element
+	end    int // once there is no next element: the closing bracket or brace, or a mistake
 	keyEnd int
 	object bool
 }
@@ -32,36 +33,73 @@ func Walk(raw []byte) Iter {
 
 // Next moves to the next element and returns whether there is one.
 func (it *Iter) Next() bool {
-	if it.pos < 0 {
+	i := it.start()
+	if i < 0 {
+		return false
+	}
+	end, kind := it.s.value(i, 1)
+	return it.setValue(i, end, kind)
+}
+
+// NextMembers moves to the next element like Next. In the same walk it finds several members of an
+// element that is an object, as Members does; positions are those in the walked bytes. Another
+// element has no members.
+func (it *Iter) NextMembers(vals []Value, names ...string) bool {
+	clear(vals)
+	i := it.start()
+	if i < 0 {
 		return false
 	}
 	b := it.s.b
+	if i >= len(b) || b[i] != '{' {
+		end, kind := it.s.value(i, 1)
+		return it.setValue(i, end, kind)
+	}
+	members := Iter{pos: i + 1, s: scanner{b: b, maxDepth: hardDepth}, object: true}
+	members.find(vals, names)
+	if members.end >= len(b) || b[members.end] != '}' {
+		return it.setValue(i, -1, Absent)
+	}
+	return it.setValue(i, members.end+1, Object)
+}
+
+// start moves to the next element and returns where its value begins, -1 if there is none.
+func (it *Iter) start() int {
+	if it.pos < 0 {
+		return -1
+	}
+	b := it.s.b
 	i := skipSpace(b, it.pos)
-	it.pos = -1
+	it.pos, it.end = -1, i
 	it.Value = Value{}
 	if i >= len(b) || b[i] == ']' || b[i] == '}' {
-		return false
+		return -1
 	}
 	if it.object {
 		it.Value.KeyStart = i
 		if b[i] != '"' {
-			return false
+			return -1
 		}
 		if it.keyEnd = it.s.str(i); it.keyEnd < 0 {
-			return false
+			return -1
 		}
 		if i = skipSpace(b, it.keyEnd); i >= len(b) || b[i] != ':' {
-			return false
+			return -1
 		}
 		i = skipSpace(b, i+1)
 	}
-	end, kind := it.s.value(i, 1)
+	return i
+}
+
+// setValue makes b[start:end] the current element; end is negative if it is not a value.
+func (it *Iter) setValue(start, end int, kind Kind) bool {
 	if end < 0 {
 		return false
 	}
-	it.Value.Start, it.Value.End, it.Value.Kind = i, end, kind
-	if i = skipSpace(b, end); i < len(b) && b[i] == ',' {
-		it.pos = i + 1
+	it.Value.Start, it.Value.End, it.Value.Kind = start, end, kind
+	b := it.s.b
+	if it.end = skipSpace(b, end); it.end < len(b) && b[it.end] == ',' {
+		it.pos = it.end + 1
 	}
 	return true
 }
@@ -83,17 +121,20 @@ func (it *Iter) IsKey(name string) bool {
 // an object has no members.
 func Members(object []byte, vals []Value, names ...string) {
 	clear(vals)
-	it := Walk(object)
-	if !it.object {
-		return
+	if it := Walk(object); it.object {
+		it.find(vals, names)
 	}
+}
+
+// find is Members for the members that follow.
+func (it *Iter) find(vals []Value, names []string) {
 	longest := 0
 	for _, name := range names {
 		longest = max(longest, len(name))
 	}
 	for it.Next() {
 		var buf [maxNameLen]byte
-		name := unescapedName(object[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], longest)
+		name := unescapedName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], longest)
 		for i := range names {
 			if string(name) == names[i] {
 				vals[i] = it.Value

@@ -29,3 +29,43 @@ func TestMembers(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestNextMembers: one walk finds what Next and Members find in two, and ends where they end.
+func TestNextMembers(t *testing.T) {
+	for _, raw := range []string{
+		`[{"role":"user","content":"a"},{"content":"b\"}","x":[{"role":"no"}],"role":"z"}]`,
+		` [ { "r\u006fle" : "user" , "content" : { "role" : "no" } } , 1 , "x", [ ] , { } , null, {"role":1,"role":2} ] `,
+		`{"a":{"role":"user"},"b":{"content":{}},"c":"role"}`,
+		`[]`, `{}`, `1`, ``, `[{"role":1}`, `[{"role":1},`, `[{"role"}]`, `[{"role":1 "content":2}]`, `[{"role":1]]`, `[{"role":1},}]`, `[{]`, `[{"role":[}]`,
+	} {
+		var want, got [2]Value
+		two, one := Walk([]byte(raw)), Walk([]byte(raw))
+		for n := 0; ; n++ {
+			ok := one.NextMembers(got[:], "role", "content")
+			if ok != two.Next() {
+				// Next skips a member without a colon or comma; a scan accepts neither.
+				if one.Value.Kind != Absent {
+					t.Errorf("%s: element %d: NextMembers returned %v", raw, n, ok)
+				}
+				break
+			}
+			if !ok {
+				break
+			}
+			if one.Value != two.Value {
+				t.Errorf("%s: element %d is at %v, want %v", raw, n, one.Value, two.Value)
+			}
+			Members(two.Raw(), want[:], "role", "content")
+			for i := range want {
+				if want[i].Kind != Absent {
+					want[i].KeyStart += two.Value.Start
+					want[i].Start += two.Value.Start
+					want[i].End += two.Value.Start
+				}
+			}
+			if got != want {
+				t.Errorf("%s: element %d has %v, want %v", raw, n, got, want)
+			}
+		}
+	}
+}

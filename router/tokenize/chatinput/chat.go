@@ -105,13 +105,20 @@ var messageNames = []string{"role", "content", "name", "tool_calls", "tool_call_
 // writeMessages appends the conversation. validated says that the server's request types have put
 // the members of tool calls into their order.
 func (in *Input) writeMessages(raw []byte, s *Settings, validated bool) {
-	if !s.Developer && hasDeveloper(raw) {
-		raw = in.mergeSystem(raw, s)
+	from, before := len(in.Chat), in.reason
+	in.writeList(raw, s, validated)
+	// writeList refuses the role "developer", which is rare, so that only then it is searched for.
+	if in.reason != "" && !s.Developer && hasDeveloper(raw) {
+		in.Chat, in.reason = in.Chat[:from], before
+		in.writeList(in.mergeSystem(raw, s), s, validated)
 	}
+}
+
+func (in *Input) writeList(raw []byte, s *Settings, validated bool) {
 	in.Chat = append(in.Chat, '[')
 	first := true
 	var m message
-	for it := jsonscan.Walk(raw); it.Next() && in.reason == ""; {
+	for it := jsonscan.Walk(raw); in.reason == "" && m.findNext(&it, raw, messageNames...); {
 		if it.Value.Kind != jsonscan.Object {
 			in.fail("a message is not an object")
 			return
@@ -120,7 +127,6 @@ func (in *Input) writeMessages(raw []byte, s *Settings, validated bool) {
 			in.Chat = append(in.Chat, ',')
 		}
 		first = false
-		m.find(it.Raw(), messageNames...)
 		in.writeMessage(&m, s, validated)
 	}
 	in.Chat = append(in.Chat, ']')
@@ -240,6 +246,10 @@ func (in *Input) writeMessage(m *message, s *Settings, validated bool) {
 	}
 	if !slices.Contains([]string{"system", "developer", "user", "assistant", "tool"}, role) {
 		in.fail("a message has an unknown role")
+		return
+	}
+	if role == "developer" && !s.Developer {
+		in.fail("a developer message was not merged") // see writeMessages
 		return
 	}
 	in.Chat = append(append(in.Chat, `{"role":`...), m.get(mRole)...)

@@ -92,6 +92,14 @@ func (o *object) find(raw []byte, names ...string) {
 	jsonscan.Members(raw, o.vals, names...)
 }
 
+// findNext moves to the next element of an array and finds its members in the same walk. Long
+// messages make each walk a large part of a conversion.
+func (o *object) findNext(it *jsonscan.Iter, array []byte, names ...string) bool {
+	o.raw = array
+	o.vals = append(o.vals[:0], make([]jsonscan.Value, len(names))...)
+	return it.NextMembers(o.vals, names...)
+}
+
 func (o *object) kind(i int) jsonscan.Kind { return o.vals[i].Kind }
 
 // has reports whether a member is there and is not null.
