@@ -7,7 +7,7 @@ use std::fmt::Write;
 use minijinja::value::{Value, ValueKind};
 
 use crate::error::{Error, Result};
-use crate::value::{Dict, List};
+use crate::value::{Dict, Key, List};
 
 /// The depth of arrays and objects that is accepted. Values are dropped and rendered
 /// recursively, so this also bounds the stack.
@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 128;
 pub fn parse(text: &[u8]) -> Result<Value> {
     let text = std::str::from_utf8(text)
         .map_err(|e| Error::input(format!("the input is not UTF-8 at byte {}", e.valid_up_to())))?;
-    let mut p = Parser { text, at: 0 };
+    let mut p = Parser { text, at: 0, unescaped: Vec::new() };
     let v = p.value(0)?;
     p.space();
     if p.at != text.len() {
@@ -29,6 +29,8 @@ pub fn parse(text: &[u8]) -> Result<Value> {
 struct Parser<'a> {
     text: &'a str,
     at: usize,
+    /// The last string that has escapes; its memory is used again.
+    unescaped: Vec<u8>,
 }
 
 impl<'a> Parser<'a> {
@@ -84,14 +86,14 @@ impl<'a> Parser<'a> {
             if self.peek() != b'"' {
                 return Err(self.fail("no member name"));
             }
-            let key = self.string()?;
+            let key = Key::new(self.string()?);
             self.space();
             if self.peek() != b':' {
                 return Err(self.fail("no colon"));
             }
             self.at += 1;
             let v = self.value(depth + 1)?;
-            dict.insert(&key, v);
+            dict.insert_key(key, v);
             self.space();
             match self.peek() {
                 b',' => self.at += 1,
@@ -126,66 +128,104 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn string(&mut self) -> Result<String> {
+    /// Reads a string. What it returns is valid until the next one is read.
+    fn string(&mut self) -> Result<&str> {
         self.at += 1;
-        let bytes = self.text.as_bytes();
         let start = self.at;
-        let mut i = start;
-        while i < bytes.len() && bytes[i] != b'"' && bytes[i] != b'\\' && bytes[i] >= 0x20 {
-            i += 1;
+        let end = self.skip_unescaped();
+        if self.text.as_bytes().get(end) == Some(&b'"') {
+            self.at = end + 1;
+            return Ok(&self.text[start..end]);
         }
-        let mut s = String::with_capacity(i - start);
+        let mut out = std::mem::take(&mut self.unescaped);
+        out.clear();
+        out.extend_from_slice(&self.text.as_bytes()[start..end]);
+        self.at = end;
+        let done = self.unescape(&mut out);
+        self.unescaped = out;
+        done?;
+        std::str::from_utf8(&self.unescaped).map_err(|_| self.fail("a string that is not UTF-8"))
+    }
+
+    /// Returns where the first byte at or after the current one is that cannot stand in a
+    /// string as it is.
+    fn skip_unescaped(&self) -> usize {
+        let bytes = self.text.as_bytes();
+        let mut at = self.at;
+        while let Some(word) = bytes[at..].first_chunk::<8>() {
+            match end_in_word(*word) {
+                None => at += 8,
+                Some(n) => return at + n,
+            }
+        }
+        at + bytes[at..].iter().take_while(|b| !ends_string(**b)).count()
+    }
+
+    /// Appends the rest of a string to out. Text with an escape in each line makes the pieces
+    /// between escapes short: copying whole words and taking back what is too much costs
+    /// less than a copy of the right length.
+    fn unescape(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        let bytes = self.text.as_bytes();
         loop {
-            s.push_str(&self.text[self.at..i]);
-            self.at = i;
-            match bytes.get(i) {
-                Some(b'"') => {
-                    self.at = i + 1;
-                    return Ok(s);
+            let mut at = self.at;
+            while let Some(word) = bytes[at..].first_chunk::<8>() {
+                out.extend_from_slice(word);
+                match end_in_word(*word) {
+                    None => at += 8,
+                    Some(n) => {
+                        out.truncate(out.len() - (8 - n));
+                        at += n;
+                        break;
+                    }
                 }
-                Some(b'\\') => self.escape(&mut s)?,
+            }
+            while let Some(b) = bytes.get(at).filter(|b| !ends_string(**b)) {
+                out.push(*b);
+                at += 1;
+            }
+            self.at = at;
+            match bytes.get(at) {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'\\') => self.escape(out)?,
                 Some(_) => return Err(self.fail("control character in a string")),
                 None => return Err(self.fail("unfinished string")),
-            }
-            i = self.at;
-            while i < bytes.len() && bytes[i] != b'"' && bytes[i] != b'\\' && bytes[i] >= 0x20 {
-                i += 1;
             }
         }
     }
 
-    fn escape(&mut self, s: &mut String) -> Result<()> {
+    fn escape(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.at += 1;
         let c = self.peek();
         self.at += 1;
-        s.push(match c {
-            b'"' | b'\\' | b'/' => c as char,
-            b'b' => '\u{8}',
-            b'f' => '\u{c}',
-            b'n' => '\n',
-            b'r' => '\r',
-            b't' => '\t',
-            b'u' => {
-                let hi = self.hex4()?;
-                let code = if (0xd800..0xdc00).contains(&hi) {
-                    if !self.text[self.at..].starts_with("\\u") {
-                        return Err(self.fail("half of a surrogate pair"));
-                    }
-                    self.at += 2;
-                    let lo = self.hex4()?;
-                    if !(0xdc00..0xe000).contains(&lo) {
-                        return Err(self.fail("half of a surrogate pair"));
-                    }
-                    0x10000 + ((hi - 0xd800) << 10) + (lo - 0xdc00)
-                } else {
-                    hi
-                };
-                // Engines refuse half a pair too: their strings are UTF-8.
-                char::from_u32(code).ok_or_else(|| self.fail("half of a surrogate pair"))?
-            }
-            _ => return Err(self.fail("unknown escape")),
-        });
+        match (ESCAPES[c as usize], c) {
+            (0, b'u') => out.extend_from_slice(self.escaped_char()?.encode_utf8(&mut [0; 4]).as_bytes()),
+            (0, _) => return Err(self.fail("unknown escape")),
+            (plain, _) => out.push(plain),
+        }
         Ok(())
+    }
+
+    /// Reads what follows `\u`.
+    fn escaped_char(&mut self) -> Result<char> {
+        let hi = self.hex4()?;
+        let code = if (0xd800..0xdc00).contains(&hi) {
+            if !self.text.as_bytes()[self.at..].starts_with(b"\\u") {
+                return Err(self.fail("half of a surrogate pair"));
+            }
+            self.at += 2;
+            let lo = self.hex4()?;
+            if !(0xdc00..0xe000).contains(&lo) {
+                return Err(self.fail("half of a surrogate pair"));
+            }
+            0x10000 + ((hi - 0xd800) << 10) + (lo - 0xdc00)
+        } else {
+            hi
+        };
+        // Engines refuse half a pair too: their strings are UTF-8.
+        char::from_u32(code).ok_or_else(|| self.fail("half of a surrogate pair"))
     }
 
     fn hex4(&mut self) -> Result<u32> {
@@ -242,6 +282,30 @@ impl<'a> Parser<'a> {
         }
     }
 }
+
+/// Reports whether a byte cannot stand in a string as it is.
+fn ends_string(b: u8) -> bool {
+    matches!(b, b'"' | b'\\' | 0..0x20)
+}
+
+/// Returns the place of the first byte of a word for which ends_string is true.
+fn end_in_word(word: [u8; 8]) -> Option<usize> {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let word = u64::from_le_bytes(word);
+    // The high bit of each byte that is below n, and perhaps of bytes behind the first of these.
+    let below = |w: u64, n: u64| w.wrapping_sub(n * EACH) & !w & (0x80 * EACH);
+    let ends = below(word, 0x20) | below(word ^ (b'"' as u64 * EACH), 1) | below(word ^ (b'\\' as u64 * EACH), 1);
+    (ends != 0).then(|| ends.trailing_zeros() as usize / 8)
+}
+
+/// What stands for a byte behind a backslash; 0: `\u`, or no escape.
+const ESCAPES: [u8; 256] = {
+    let mut t = [0; 256];
+    (t[b'"' as usize], t[b'\\' as usize], t[b'/' as usize]) = (b'"', b'\\', b'/');
+    (t[b'b' as usize], t[b'f' as usize], t[b'n' as usize]) = (0x8, 0xc, b'\n');
+    (t[b'r' as usize], t[b't' as usize]) = (b'\r', b'\t');
+    t
+};
 
 /// The options of `json.dumps` that templates use.
 pub struct Dumps {
@@ -445,6 +509,25 @@ mod tests {
             (100000.0, "100000.0"),
         ] {
             assert_eq!(float_repr(f), want);
+        }
+    }
+
+    /// Every byte of ASCII at every place of a string, beside a search byte by byte.
+    #[test]
+    fn strings() {
+        for at in 0..40 {
+            for c in 0u8..0x80 {
+                let mut text = "é".repeat(20);
+                text.insert(at / 2 * 2, c as char);
+                let got = parse(format!("[\"{text}\",\"\"]").as_bytes());
+                match c {
+                    0..0x20 | b'"' | b'\\' => assert!(got.is_err(), "{text:?} was accepted"),
+                    _ => assert_eq!(got.unwrap().get_item_by_index(0).unwrap().as_str(), Some(text.as_str())),
+                }
+            }
+            let text = format!("{}\n\u{7f}\"{}", "x".repeat(at), "é".repeat(40 - at));
+            let quoted = serde_json::to_string(&text).unwrap();
+            assert_eq!(parse(quoted.as_bytes()).unwrap().as_str(), Some(text.as_str()));
         }
     }
 

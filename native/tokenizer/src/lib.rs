@@ -200,7 +200,7 @@ pub unsafe extern "C" fn sluice_tok_render(
         let template = std::str::from_utf8(template).map_err(|_| Error::input("the template is not UTF-8"))?;
         let deadline = (timeout_ns > 0).then(|| Instant::now() + Duration::from_nanos(timeout_ns));
         let limits = Limits { output: m.bounds.output, deadline };
-        out.give(m.render(template, input, limits)?.into_bytes());
+        out.give(m.render(template, input, limits)?);
         Ok(())
     })
 }

@@ -137,7 +137,7 @@ impl Model {
     }
 
     /// Renders a request with the template of that name or source; "" is the model's.
-    pub fn render(&self, template: &str, input: &[u8], limits: Limits) -> Result<String> {
+    pub fn render(&self, template: &str, input: &[u8], limits: Limits) -> Result<Vec<u8>> {
         self.check(input)?;
         let request = Request::parse(input)?;
         if let Some(t) = self.named(template, request.has_tools())? {

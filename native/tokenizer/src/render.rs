@@ -76,11 +76,13 @@ impl Template {
         self.envs[i].get().ok_or_else(|| Error::new(Code::Panic, "no environment"))
     }
 
-    /// Renders the template with the variables of a request.
-    pub fn render(&self, request: &Request, special: &[(String, String)], limits: Limits) -> Result<String> {
+    /// Renders the template with the variables of a request. The text is UTF-8.
+    pub fn render(&self, request: &Request, special: &[(String, String)], limits: Limits) -> Result<Vec<u8>> {
         let (root, tail) = request.variables(special, &self.source)?;
         let t = self.env(request.size)?.get_template(NAME).map_err(|e| Error::template(describe(&e)))?;
-        let mut out = Bounded { text: String::new(), limits, calls: 0, failed: None };
+        // A rendered text is mostly a little longer than the strings of its request.
+        let capacity = (request.size + request.size / 8).min(limits.output);
+        let mut out = Bounded { text: Vec::with_capacity(capacity), limits, calls: 0, failed: None };
         CALL.with(|c| c.set(Some(Call { now: request.now, output: limits.output })));
         let done = t.render_captured_to(Value::from_object(root), &mut out).map(|_| ());
         CALL.with(|c| c.set(None));
@@ -116,7 +118,7 @@ thread_local! {
 
 /// The text of a rendering, within its bounds.
 struct Bounded {
-    text: String,
+    text: Vec<u8>,
     limits: Limits,
     calls: u32,
     failed: Option<Code>,
@@ -133,11 +135,7 @@ impl std::io::Write for Bounded {
             self.failed = Some(Code::Deadline);
             return Err(std::io::ErrorKind::TimedOut.into());
         }
-        // The engine writes whole strings.
-        match std::str::from_utf8(b) {
-            Ok(s) => self.text.push_str(s),
-            Err(_) => return Err(std::io::ErrorKind::InvalidData.into()),
-        }
+        self.text.extend_from_slice(b);
         Ok(b.len())
     }
     fn flush(&mut self) -> std::io::Result<()> {
@@ -571,7 +569,8 @@ fn tag_tail(messages: &Value, field: &str, source: &str) -> Result<(Value, Strin
 }
 
 /// Cuts the text at the tag.
-fn cut_tail(mut text: String, tail: &str) -> Result<String> {
+fn cut_tail(text: Vec<u8>, tail: &str) -> Result<Vec<u8>> {
+    let mut text = String::from_utf8(text).map_err(|_| Error::new(Code::Panic, "the rendered text is not UTF-8"))?;
     let bare = CONTINUE_TAG.trim_end();
     let at = text.rfind(bare).filter(|_| text.contains(tail.trim_matches(is_space)));
     let Some(at) = at else {
@@ -582,7 +581,7 @@ fn cut_tail(mut text: String, tail: &str) -> Result<String> {
     if !spaced {
         text.truncate(text.trim_end_matches(is_space).len());
     }
-    Ok(text)
+    Ok(text.into_bytes())
 }
 
 /// The templates of requests, compiled.

@@ -14,9 +14,12 @@ use crate::json::float_repr;
 
 /// A key, kept as the value that iteration gives.
 #[derive(Debug, Clone)]
-struct Key(Value);
+pub struct Key(Value);
 
 impl Key {
+    pub fn new(text: &str) -> Key {
+        Key(Value::from(text))
+    }
     fn text(&self) -> &str {
         self.0.as_str().unwrap_or_default()
     }
@@ -46,7 +49,10 @@ impl Dict {
     /// Sets a member. A name that repeats keeps its first place and its last value,
     /// as in Python.
     pub fn insert(&mut self, key: &str, v: Value) {
-        self.0.insert(Key(Value::from(key)), v);
+        self.insert_key(Key::new(key), v);
+    }
+    pub fn insert_key(&mut self, key: Key, v: Value) {
+        self.0.insert(key, v);
     }
     /// A copy with one member set.
     pub fn with(&self, key: &str, v: Value) -> Dict {
