@@ -118,7 +118,7 @@ func each(n int, call func(i int)) (wall, cpu float64, lowHigh [2]float64) {
 }
 
 // corpus has the paragraphs of the project's documents and sources.
-func corpus(t *testing.T) []string {
+func corpus(t testing.TB) []string {
 	var all []string
 	for _, pattern := range []string{"../../docs/*.md", "../*/*.go", "../../scripts/*.py"} {
 		files, err := filepath.Glob(pattern)
@@ -177,7 +177,7 @@ type loaded struct {
 }
 
 // load makes a folder of a converted vocabulary and a template ("": its own) and loads it.
-func load(t *testing.T, library *tokenizer.Library, vocabulary, template string) *loaded {
+func load(t testing.TB, library *tokenizer.Library, vocabulary, template string) *loaded {
 	t.Helper()
 	cache := os.Getenv("SLUICE_CACHE")
 	if cache == "" {
@@ -220,14 +220,14 @@ func load(t *testing.T, library *tokenizer.Library, vocabulary, template string)
 	return l
 }
 
-func write(t *testing.T, dir, name string, text []byte) {
+func write(t testing.TB, dir, name string, text []byte) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (l *loaded) tokenizer(t *testing.T, opt tokenize.Options) *tokenize.Tokenizer {
+func (l *loaded) tokenizer(t testing.TB, opt tokenize.Options) *tokenize.Tokenizer {
 	t.Helper()
 	to := tokenize.New(opt)
 	n, err := to.NewInProcess("m", l.model, l.rules, l.settings)
@@ -239,7 +239,7 @@ func (l *loaded) tokenizer(t *testing.T, opt tokenize.Options) *tokenize.Tokeniz
 }
 
 // agent returns a conversation of about n tokens with messages of the sizes of an agent's.
-func (l *loaded) agent(t *testing.T, rng *rand.Rand, paragraphs []string, n int) []message {
+func (l *loaded) agent(t testing.TB, rng *rand.Rand, paragraphs []string, n int) []message {
 	t.Helper()
 	messages := []message{{"system", prose(rng, paragraphs, 12_000)}}
 	text := func() string { return prose(rng, paragraphs, 500+rng.IntN(7000)) }
@@ -261,7 +261,7 @@ func (l *loaded) agent(t *testing.T, rng *rand.Rand, paragraphs []string, n int)
 	}
 }
 
-func (l *loaded) count(t *testing.T, messages []message) int {
+func (l *loaded) count(t testing.TB, messages []message) int {
 	t.Helper()
 	n := 0
 	for _, m := range messages {
@@ -274,7 +274,7 @@ func (l *loaded) count(t *testing.T, messages []message) int {
 	return n
 }
 
-func (l *loaded) input(t *testing.T, d *jsonscan.Doc) []byte {
+func (l *loaded) input(t testing.TB, d *jsonscan.Doc) []byte {
 	t.Helper()
 	var in chatinput.Input
 	if reason := in.Read(chatinput.Chat, d.Body, &l.settings); reason != "" {
