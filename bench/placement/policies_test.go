@@ -73,7 +73,7 @@ func comparedPolicies(b *Bounds) []Variant {
 	pool.EvictionWeight = 0 // whatever leaves the cache leaves it for all
 	v := []Variant{
 		{Name: "KV-aware", Options: kv},
-		{Name: "KV-aware, own time only", Options: ownTime},
+		{Name: "KV-aware, own time only", Options: ownTime, CountInFull: true},
 		{Name: "one cache for all", Options: pool, Pooled: true},
 	}
 	if *onlyKV {
@@ -299,7 +299,7 @@ make policies TRACE=FILE        # a trace in the format of Mooncake's FAST'25 re
 
 %s
 - **KV-aware** is the default.
-- **Own time only** is the same with ` + "`schedule.others_weight` and `schedule.eviction_weight`" + ` 0: each request minimises its own time ([scheduler.md](scheduler.md#what-others-pay)).
+- **Own time only** is the same with ` + "`schedule.others_weight` and `schedule.eviction_weight`" + ` 0: each request minimises its own time ([scheduler.md](scheduler.md#what-others-pay)), and a prompt counts in full until its first token ([scheduler.md](scheduler.md#queues)).
 - **One cache for all** gives the eight engines one cache of their size together. It shows about how much a placement can find at these times. That is less than the ideal, because a prompt can arrive before the one that it continues has been computed: a load is reached by making the times of a trace shorter, so that the pauses between turns become shorter too.
 - The **oracle** knows the trace. It gives each prefix family one engine and balances their prompt tokens, but does not see the load of the moment.
 - 100 %% load is what round robin does in a closed loop of 128 requests. The first fifth of a trace fills the caches and is not measured.

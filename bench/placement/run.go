@@ -46,6 +46,8 @@ type Variant struct {
 	Options schedule.Options
 	// Fixed, if not nil, is the engine of each request of the trace; the scheduler is not asked.
 	Fixed []int
+	// CountInFull makes the scheduler count a prompt in full until its first token.
+	CountInFull bool
 	// Pooled gives all engines one cache as large as theirs together: what one has computed, all have.
 	Pooled bool
 }
@@ -237,6 +239,11 @@ func (r *run) query(x *arrival) schedule.Query {
 func (r *run) choose(x *arrival, excluded []*worker.Rank) (c schedule.Choice, ok bool) {
 	if r.v.Fixed != nil {
 		return schedule.Choice{Rank: r.ranks[r.v.Fixed[x.number]]}, true
+	}
+	if r.v.CountInFull {
+		for _, k := range r.ranks {
+			k.HeadSince.Store(int64(r.now()))
+		}
 	}
 	q := r.query(x)
 	q.Excluded = excluded

@@ -21,7 +21,8 @@ type candidateState struct {
 	rank          *worker.Rank
 	cost          float64 // ms
 	credit        float64 // tokens that the overlap saves, weighted
-	reserved      int64   // prompt tokens to prefill, of this router
+	reserved      int64   // prompt tokens to prefill, of this router: Rank.PrefillTokens
+	queued        int64   // of reserved, those that are expected to be uncomputed still
 	price         [worker.NumWork]int32
 	blocks        int32 // decode blocks, of this router
 	work          int64 // block-steps expected for these
@@ -60,6 +61,7 @@ type choiceContext struct {
 	reuse         reuse
 	scaled        weights // see scaleOthers
 	now           int64   // ns since the scheduler's start
+	inFull        bool    // a large pool: prompts count in full until their first token, as in loadCounters
 }
 
 // weights are the weights of the Options.
@@ -117,7 +119,7 @@ func (s *Scheduler) temperature(q *Query) float64 {
 }
 
 func (s *Scheduler) newChoiceContext(q *Query) choiceContext {
-	f := choiceContext{weights: &s.currentSettings().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, promptKnown: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens), unseen: q.Unseen,
+	f := choiceContext{weights: &s.currentSettings().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, promptKnown: max(0, q.PromptTokens), inFull: len(q.Candidates) > maxAllRecorded, output: outputTokens(q.MaxTokens), unseen: q.Unseen,
 		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, leadingWork: worker.Prefilling}
 	if q.OverlapWeight != nil {
 		own := s.currentSettings().weights
@@ -167,9 +169,34 @@ func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int)
 	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.inFlight) > 0 {
 		f.overlap(r, t, depth)
 	}
+	// Blocks in flight are those of the queue: an engine that begins this prompt before they are stored
+	// computes them again, so the wait for them is not shortened.
+	if t.queued = t.reserved; !f.inFull && !t.inFlight {
+		t.queued = uncomputed(r, t.reserved, r.Pending.Load(), int64(t.price[worker.Prefilling]), f.now)
+	}
 	f.room(r, t)
 	p := f.weights.termsOf(f.leg, f.prompt, t)
 	t.cost = p.sum()
+}
+
+// overdueFactor is the multiple of its expected time after which the first prompt of a queue counts in
+// full again: the forecast is wrong, and an engine that hangs must not look idle.
+const overdueFactor = 2
+
+// uncomputed returns how many of the tokens reserved on a rank for a number of prompts are expected to be
+// uncomputed at a time. A reservation counts in full until its first token, although half of a long prompt
+// is computed by then on average; a queue that looks longer than it is sends requests away from their
+// cached prefixes. As in Backlog, only the first prompt shrinks, by the time since the last first token,
+// and counts as one of mean length. price is that of a token, in ns.
+func uncomputed(r *worker.Rank, reserved, prompts, price, now int64) int64 {
+	if prompts <= 0 || reserved <= 0 {
+		return reserved
+	}
+	first, done := reserved/prompts, max(0, now-r.HeadSince.Load())/price
+	if done > overdueFactor*first {
+		return reserved
+	}
+	return reserved - min(done, first)
 }
 
 // tokensOfOthers returns the prompt tokens that wait on a rank and do not belong to this router's
@@ -375,7 +402,7 @@ func (w *weights) termsOf(leg LegKind, prompt int, t *candidateState) Terms {
 		p.Transfer = w.prefill * float64(t.price[worker.Pulling]) / nsPerMS * todo
 	} else {
 		p.Prefill = w.prefill * prefill * todo
-		p.Queue = w.queue * prefill * float64(t.reserved)
+		p.Queue = w.queue * prefill * float64(t.queued)
 	}
 	if leg != PrefillLeg {
 		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.work) / decodeSteps

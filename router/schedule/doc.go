@@ -14,7 +14,7 @@
 //
 //	prefill  = PrefillWeight × max(0, prompt − credit) × prefill rate
 //	transfer = PrefillWeight × max(0, prompt − credit) × transfer rate
-//	queue    = QueueWeight × tokens to prefill reserved on the rank × prefill rate
+//	queue    = QueueWeight × tokens to prefill reserved on the rank and not computed yet × prefill rate
 //	waiting  = QueueWeight × tokens of others waiting there × prefill rate
 //	decode   = DecodeWeight × blocks reserved on the rank × block rate, each block by the fraction of 256 steps that its request will run
 //	pressure = DecodeWeight × tokens of this request's blocks that do not fit × prefill rate

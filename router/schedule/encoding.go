@@ -94,9 +94,9 @@ func putCandidate(b *[maxEncodedTerm]byte, t, before *candidateState, number uin
 		binary.LittleEndian.PutUint64(b[at:], math.Float64bits(t.credit))
 		at += 8
 	}
-	if t.reserved != 0 {
+	if t.queued != 0 {
 		have |= 1
-		at = putVarint(b, at, uint64(t.reserved))
+		at = putVarint(b, at, uint64(t.queued))
 	}
 	if t.blocks != 0 {
 		have |= 1 << 1
@@ -206,7 +206,7 @@ func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decisio
 			}
 			return n
 		}
-		t.reserved, t.blocks, t.work = number(0), int32(number(1)), number(2)
+		t.queued, t.blocks, t.work = number(0), int32(number(1)), number(2)
 		t.requests, t.waiting, t.otherTokens = int32(number(3)), int32(number(4))-1, number(5)
 		t.cached, t.depth = int32(number(6)), int32(number(7))
 		t.host, t.disk, t.lackingTokens, t.evicted = int32(number(8)), int32(number(9)), int32(number(10)), int32(number(11))

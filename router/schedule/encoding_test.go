@@ -34,7 +34,7 @@ func TestDecisionEncoding(t *testing.T) {
 				candidates: some32(), excluded: some32(), chosen: int32(rng.IntN(18)) - 1, races: some32(), leg: LegKind(rng.IntN(int(numLegs)))}
 			var terms []candidateState
 			for range rng.IntN(18) {
-				c := candidateState{rank: rs[rng.IntN(len(rs))], cost: rng.ExpFloat64() * 1000, reserved: some(63, true), blocks: some32(),
+				c := candidateState{rank: rs[rng.IntN(len(rs))], cost: rng.ExpFloat64() * 1000, queued: some(63, true), blocks: some32(),
 					work: some(63, true), requests: some32(), waiting: some32(), otherTokens: some(63, true),
 					cached: some32(), depth: some32(), host: some32(), disk: some32(), lackingTokens: some32(), evicted: some32(), feed: worker.FeedState(rng.IntN(5)),
 					approx: rng.IntN(2) == 0, inFlight: rng.IntN(2) == 0, excluded: rng.IntN(2) == 0}
@@ -48,7 +48,7 @@ func TestDecisionEncoding(t *testing.T) {
 				}
 				if rng.IntN(50) == 0 { // all that a term can take
 					const least = math.MinInt32
-					c.reserved, c.work, c.otherTokens, c.cost = math.MinInt64, math.MinInt64, math.MinInt64, 1e15
+					c.queued, c.work, c.otherTokens, c.cost = math.MinInt64, math.MinInt64, math.MinInt64, 1e15
 					c.blocks, c.requests, c.waiting, c.cached, c.depth = least, least, least, least, least
 					c.host, c.disk, c.lackingTokens, c.evicted, c.price = least, least, least, least, [worker.NumWork]int32{least, least, least}
 				}

@@ -57,7 +57,7 @@ type Candidate struct {
 	InFlight      bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
 	Unknown       bool    `json:"overlap_unknown,omitempty"`     // no trustworthy feed and no prediction
 	Rates         Rates   `json:"rates_ms"`                      // per unit, as used for the cost
-	Reserved      int64   `json:"prefill_tokens_reserved"`
+	Reserved      int64   `json:"prefill_tokens_reserved"`       // those expected to be uncomputed still
 	Blocks        int     `json:"decode_blocks_reserved"`
 	Requests      int     `json:"requests"`
 	Work          int64   `json:"decode_block_steps_reserved"`   // for each of those blocks the steps that its request is expected to run
@@ -232,7 +232,7 @@ func (d *decision) export(s *Scheduler, terms []candidateState, detail exportDet
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,
 			Terms: terms, Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
 			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), InFlight: t.inFlight, Unknown: t.unknown(), Rates: t.rates(),
-			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Evicted: int(t.evicted), Feed: t.feed.String()}
+			Reserved: t.queued, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Evicted: int(t.evicted), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank
 		}

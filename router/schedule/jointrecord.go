@@ -2,6 +2,8 @@ package schedule
 
 import (
 	"time"
+
+	"sluice/router/worker"
 )
 
 // maxJointRecords bounds the joint choices of one record, as maxDecisions does its decisions.
@@ -92,6 +94,6 @@ func (res *Reservation) Start() {
 		return
 	}
 	res.started = res.s.now()
-	res.tokensBefore = max(0, res.rank.PrefillTokens.Load()-res.prefill)
+	res.tokensBefore = uncomputed(res.rank, max(0, res.rank.PrefillTokens.Load()-res.prefill), res.rank.Pending.Load()-1, res.s.rates.price(res.rank, worker.Prefilling), res.started)
 	res.blocksBefore = max(0, res.rank.DecodeBlocks.Load()-res.blocks)
 }

@@ -29,7 +29,7 @@ type Reservation struct {
 	blocks       int64
 	work         int64    // block-steps
 	ns           [2]int64 // of prefill and decode, as added to loadCounters
-	tokensBefore int64    // tokens to prefill that were reserved before this one
+	tokensBefore int64    // tokens to prefill that were reserved before this one and not computed
 	blocksBefore int64    // blocks that were reserved before this one
 	computed     int64    // Rank.Computed at the first token
 
@@ -52,7 +52,7 @@ func (res *Reservation) fill(s *Scheduler, f *choiceContext, t *candidateState) 
 	res.s, res.rank, res.leg, res.prefill, res.blocks, res.work, res.ns = s, t.rank, f.leg, 0, 0, 0, [2]int64{}
 	res.prompt, res.cached, res.reported, res.started = int32(f.promptKnown), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
-	res.tokensBefore, res.blocksBefore, res.generated, res.noPull = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
+	res.tokensBefore, res.blocksBefore, res.generated, res.noPull = uncomputed(t.rank, max(0, t.reserved), t.rank.Pending.Load(), int64(t.price[worker.Prefilling]), f.now), max(0, int64(t.blocks)), 0, false
 	res.unseen, res.pending = f.unseen && f.leg == WholeLeg, int64(max(0, f.prompt-int(t.cached)))*int64(t.price[worker.Pulling])
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a fully cached prompt.
