@@ -223,7 +223,7 @@ func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
 		if o, d, size := f.cachedBlocks(r, known); d > 0 {
 			t.depth = int32(d)
-			t.cached = int32(min(d*size, f.prompt))
+			t.cached = int32(f.usable(d*size, size))
 			t.credit = float64(t.cached)
 			if o.AnyLowerTier() {
 				host, disk := o.LowerTiers(r.Slot)
@@ -234,7 +234,7 @@ func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	}
 	if f.approx != nil && (t.feed != worker.FeedLive || f.textOnly) {
 		if d := f.approx.Depth(r.Slot); d > 0 {
-			if c := int32(min(d*f.approxTokens, f.prompt)); float64(c) > t.credit {
+			if c := int32(f.usable(d*f.approxTokens, r.BlockSize())); float64(c) > t.credit {
 				t.depth, t.cached, t.credit, t.approx = int32(d), c, float64(c), true
 				t.host, t.disk = 0, 0
 			}
@@ -242,13 +242,29 @@ func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	}
 	for i := range f.inFlight {
 		if a := &f.inFlight[i]; a.slot == r.Slot {
-			if c := f.weights.inFlight * float64(a.tokens); c > t.credit {
-				t.depth, t.cached, t.credit, t.inFlight = int32(a.blocks), int32(a.tokens), c, true
+			n := f.usable(a.tokens, r.BlockSize())
+			if c := f.weights.inFlight * float64(n); c > t.credit {
+				t.depth, t.cached, t.credit, t.inFlight = int32(a.blocks), int32(n), c, true
 				t.approx, t.host, t.disk = false, 0, 0
 			}
 		}
 	}
 	t.credit *= f.weights.overlap
+}
+
+// usable returns how many tokens an engine takes from its cache if it has the prompt's first n, with
+// blocks of size tokens, 0 if unknown: whole blocks, and not the block of the prompt's last token,
+// which engines compute in any case for its logits. Decode engines compute nothing of a prompt whose
+// KV they pull, so the exception is not theirs.
+func (f *choiceContext) usable(n, size int) int {
+	n = min(n, f.prompt)
+	if size <= 0 {
+		return n
+	}
+	if f.leg != DecodeLeg {
+		n = min(n, f.prompt-1)
+	}
+	return n / size * size
 }
 
 // lowerTierLoss returns how many tokens less blocks in slower tiers are worth than on the device,

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"slices"
 	"testing"
 
 	"sluice/router/blockhash"
@@ -58,16 +59,41 @@ func TestOverlapWinsUntilTheQueueIsLonger(t *testing.T) {
 	}
 }
 
-func TestFullyCachedPromptReservesOneToken(t *testing.T) {
-	rs := ranks(1)
-	ix := kvindex.New(kvindex.Options{})
-	toks := prompt(160)
-	store(ix, rs[0], toks, 16, 10)
-	var o kvindex.Overlap
-	find(ix, &o, toks, 16)
-	c, _ := New(testOptions).Choose(&Query{Leg: PrefillLeg, Candidates: rs, Overlap: &o, PromptTokens: 160})
-	if rs[0].PrefillTokens.Load() != 1 || c.CachedTokens != 160 {
-		t.Errorf("booked %d, cached %d", rs[0].PrefillTokens.Load(), c.CachedTokens)
+// Engines compute the last token of a prompt in any case, and with it the rest of its block.
+func TestFullyCachedPromptReservesItsLastBlock(t *testing.T) {
+	for _, size := range []int{1, 16} {
+		rs := ranks(1)
+		ix := kvindex.New(kvindex.Options{})
+		toks := prompt(160)
+		store(ix, rs[0], toks, size, 160/size)
+		var o kvindex.Overlap
+		find(ix, &o, toks, size)
+		for tokens, want := range map[int]int{160: 160 - size, 161: 160} {
+			c, _ := New(testOptions).Choose(&Query{Leg: PrefillLeg, Candidates: rs, Overlap: &o, PromptTokens: tokens})
+			if n := rs[0].PrefillTokens.Load(); c.CachedTokens != want || n != int64(tokens-want) {
+				t.Errorf("blocks of %d, %d tokens: booked %d, cached %d, want %d cached", size, tokens, n, c.CachedTokens, want)
+			}
+			c.Reservation.Release()
+		}
+	}
+}
+
+// An engine caches whole blocks of its own size, which may be larger than those of the keys.
+func TestPredictionIsInBlocksOfTheRank(t *testing.T) {
+	for size, want := range map[int]int{16: 48, 32: 32, 64: 0} {
+		rs := ranks(1)
+		rs[0].Feed.Store(uint32(worker.FeedLive))
+		rs[0].EventBlockSize.Store(int64(size))
+		s := New(testOptions)
+		toks := prompt(48)
+		var c Choice
+		for _, more := range [][]uint32{{1, 2, 3}, {4, 5, 6}} {
+			all := append(slices.Clone(toks), more...)
+			c, _ = s.Choose(&Query{Leg: WholeLeg, Candidates: rs, PromptTokens: len(all), Keys: keysOf(all), KeyTokens: 16})
+		}
+		if c.CachedTokens != want {
+			t.Errorf("blocks of %d: %d tokens predicted of 48 in flight, want %d", size, c.CachedTokens, want)
+		}
 	}
 }
 
