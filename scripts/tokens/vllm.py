@@ -2,6 +2,7 @@
 all APIs; see scripts/tokens_vllm.sh."""
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -51,9 +52,36 @@ class Counters:
         all_ = {k: int(m.sum(f"sluice_tokenizer_{v}_total")) for k, v in names.items()}
         for source in ("native", "engine", "text", "cache", "request", "none"):
             all_[source] = int(m.sum("sluice_prompts_total", source=source))
-        for k in ("sluice_cache_compared_predicted_tokens_total", "sluice_cache_reported_tokens_total", "sluice_cache_prediction_error_tokens_total"):
-            all_[k] = int(m.sum(k))
+        cached = {"compared": "compared_prompt", "predicted": "compared_predicted", "reported": "reported", "difference": "prediction_error"}
+        for k, v in cached.items():
+            all_[k] = int(m.sum(f"sluice_cache_{v}_tokens_total"))
         return all_
+
+
+# Where a prompt's ids come from, in the order in which a request's own source is recognised.
+SOURCES = ("native", "engine", "cache", "text", "request", "none")
+
+
+class CachedTokens:
+    """Cached tokens as the router predicted and the engine reported them, by API and source of the ids."""
+
+    def __init__(self, file):
+        self.file = file
+        self.sums = {}
+
+    def add(self, number, api, answer, before, after):
+        grown = {k: after[k] - before[k] for k in after}
+        source = next((s for s in SOURCES if grown[s]), "none")
+        row = [grown[k] for k in ("compared", "predicted", "reported", "difference")]
+        self.sums[api, source] = [a + b for a, b in zip(self.sums.get((api, source), [0, 0, 0, 0]), row)]
+        if grown["difference"]:
+            request = {"number": number, "api": api, "source": source, "prompt": row[0], "predicted": row[1], "reported": row[2], "id": answer.headers.get("X-Request-Id")}
+            self.file.write(json.dumps(request) + "\n")
+
+    def table(self):
+        rows = ["| API | ids | prompt tokens | predicted cached | reported cached | sum of differences |", "| --- | --- | --- | --- | --- | --- |"]
+        rows += [f"| {api} | {source} | " + " | ".join(map(str, row)) + " |" for (api, source), row in sorted(self.sums.items())]
+        return "\n".join(rows)
 
 
 def main():
@@ -79,14 +107,15 @@ def main():
             f.write(f"models:\n  {MODEL}:\n    tokenizer: {folder}\ntokens:\n  verify_ratio: 1\n  timeout: 10s\n")
         router = Router(args.router, args.run_dir, "router", ["--config", config, "--engine", engine.url])
         router.wait_ready()
-        return run(engine, router, args.requests)
+        with open(os.path.join(args.run_dir, "differences.jsonl"), "w", encoding="utf-8") as f:
+            return run(engine, router, args.requests, CachedTokens(f))
     finally:
         for part in (router, engine):
             if part is not None:
                 part.stop()
 
 
-def run(engine, router, requests):
+def run(engine, router, requests, cached):
     counters = Counters(router)
     generator = Generator(7)
     statuses = {}
@@ -105,6 +134,7 @@ def run(engine, router, requests):
             time.sleep(0.01)
             after = counters.read()
         compared[api] += after["checks"] - before["checks"]
+        cached.add(i, api, answer, before, after)
         if after["mismatches"] > before["mismatches"]:
             say(f"request {i}: the ids differ: {http_calls.get(router.url, '/readyz').text()}")
             break
@@ -120,8 +150,7 @@ def run(engine, router, requests):
         print(f"| {api} | {statuses.get((api, 200), 0)} | {other} | {compared[api]} |")
     print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; {tokenize_calls} calls of /tokenize.")
     print(f"Prompts by source: native {last['native']}, engine {last['engine']}, cache {last['cache']}, text {last['text']}, request {last['request']}, none {last['none']}; not modelled {last['unmodelled']}, failed {last['errors']}.")
-    predicted, reported = last["sluice_cache_compared_predicted_tokens_total"], last["sluice_cache_reported_tokens_total"]
-    print(f"Cached tokens: predicted {predicted}, reported {reported}, sum of the differences {last['sluice_cache_prediction_error_tokens_total']}.")
+    print(f"Cached tokens: predicted {last['predicted']}, reported {last['reported']}, sum of the differences {last['difference']}.\n\n{cached.table()}")
     return 0 if last["mismatches"] == 0 and all(n > 0 for n in compared.values()) else 1
 
 
