@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"sluice/router/worker"
 )
@@ -27,31 +28,34 @@ func pairOf(p, d []*worker.Rank, tokens int) *JointQuery {
 // Without a TransferRate the costs part, so the pair is the best of each side, as
 // Choose finds them.
 func TestJointIsTheBestOfEachSide(t *testing.T) {
-	for _, n := range []int{1, 5, 12, 40, 200} {
-		p, d := sides(n)
-		s := New(testOptions)
-		for i := range n {
-			addLoad(s, p[i], 100+37*((i*7)%n))
-			c, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: d[i : i+1 : i+1], PromptTokens: 200 + 64*((i*11)%n), MaxTokens: 256})
-			_ = c
-		}
-		q := pairOf(p, d, 900)
-		for range 3 { // the pools are known from their second sight
-			wantP, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: p, PromptTokens: 900, MaxTokens: 64})
-			wantD, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: d, PromptTokens: 900, MaxTokens: 64})
-			wantP.Reservation.Release()
-			wantD.Reservation.Release()
-			c, ok := s.ChooseJoint(q)
-			if !ok || c.Local || c.Reason != ReasonNotConsidered {
-				t.Fatalf("%d a side: %+v, %v", n, c, ok)
+	// Queues shrink with time, so the two choices must be made at the same moment.
+	synctest.Test(t, func(t *testing.T) {
+		for _, n := range []int{1, 5, 12, 40, 200} {
+			p, d := sides(n)
+			s := New(testOptions)
+			for i := range n {
+				addLoad(s, p[i], 100+37*((i*7)%n))
+				c, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: d[i : i+1 : i+1], PromptTokens: 200 + 64*((i*11)%n), MaxTokens: 256})
+				_ = c
 			}
-			if c.Prefill.Rank != wantP.Rank || c.Decode.Rank != wantD.Rank {
-				t.Errorf("%d a side: %v and %v, want %v and %v", n, c.Prefill.Rank.ID, c.Decode.Rank.ID, wantP.Rank.ID, wantD.Rank.ID)
+			q := pairOf(p, d, 900)
+			for range 3 { // the pools are known from their second sight
+				wantP, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: p, PromptTokens: 900, MaxTokens: 64})
+				wantD, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: d, PromptTokens: 900, MaxTokens: 64})
+				wantP.Reservation.Release()
+				wantD.Reservation.Release()
+				c, ok := s.ChooseJoint(q)
+				if !ok || c.Local || c.Reason != ReasonNotConsidered {
+					t.Fatalf("%d a side: %+v, %v", n, c, ok)
+				}
+				if c.Prefill.Rank != wantP.Rank || c.Decode.Rank != wantD.Rank {
+					t.Errorf("%d a side: %v and %v, want %v and %v", n, c.Prefill.Rank.ID, c.Decode.Rank.ID, wantP.Rank.ID, wantD.Rank.ID)
+				}
+				c.Prefill.Reservation.Release()
+				c.Decode.Reservation.Release()
 			}
-			c.Prefill.Reservation.Release()
-			c.Decode.Reservation.Release()
 		}
-	}
+	})
 }
 
 // With rates by pair, the best few of each side are weighed as pairs: in a small
