@@ -61,41 +61,43 @@ func TestJointIsTheBestOfEachSide(t *testing.T) {
 // With rates by pair, the best few of each side are weighed as pairs: in a small
 // pool that is every pair, so nothing is better than what was chosen.
 func TestTransferRatesDecide(t *testing.T) {
-	const n, tokens = 8, 4000
-	p, d := sides(n)
-	opt := testOptions
-	opt.Rates = Rates{Prefill: 0.1, Block: 0.15} // transfer begins at 0.005
-	s := New(opt)
-	for i := range n {
-		addLoad(s, p[i], 64*((i*5)%n+1))
-		s.Choose(&Query{Leg: DecodeLeg, Candidates: d[i : i+1 : i+1], PromptTokens: 128 * ((i*3)%n + 1), MaxTokens: 256})
-	}
-	rate := func(a, b *worker.Rank) float64 {
-		return 0.001 * float64(1+(int(a.Slot)*31+int(b.Slot)*17)%23)
-	}
-	s.SetTransferRate(rate)
-	c, ok := s.ChooseJoint(pairOf(p, d, tokens))
-	if !ok {
-		t.Fatal("nothing chosen")
-	}
-	c.Prefill.Reservation.Release()
-	c.Decode.Reservation.Release()
-	cost := func(x, y *worker.Rank) float64 {
-		a, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: []*worker.Rank{x}, PromptTokens: tokens})
-		a.Reservation.Release()
-		b, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: []*worker.Rank{y}, PromptTokens: tokens, MaxTokens: 64})
-		b.Reservation.Release()
-		return a.Cost + b.Cost + tokens*(rate(x, y)-0.005)
-	}
-	least := math.Inf(1)
-	for _, x := range p {
-		for _, y := range d {
-			least = min(least, cost(x, y))
+	synctest.Test(t, func(t *testing.T) { // queues shrink with time
+		const n, tokens = 8, 4000
+		p, d := sides(n)
+		opt := testOptions
+		opt.Rates = Rates{Prefill: 0.1, Block: 0.15} // transfer begins at 0.005
+		s := New(opt)
+		for i := range n {
+			addLoad(s, p[i], 64*((i*5)%n+1))
+			s.Choose(&Query{Leg: DecodeLeg, Candidates: d[i : i+1 : i+1], PromptTokens: 128 * ((i*3)%n + 1), MaxTokens: 256})
 		}
-	}
-	if got := cost(c.Prefill.Rank, c.Decode.Rank); got > least+1e-6 {
-		t.Errorf("chose %v and %v at %.3f ms, the least of all pairs is %.3f", c.Prefill.Rank.ID, c.Decode.Rank.ID, got, least)
-	}
+		rate := func(a, b *worker.Rank) float64 {
+			return 0.001 * float64(1+(int(a.Slot)*31+int(b.Slot)*17)%23)
+		}
+		s.SetTransferRate(rate)
+		c, ok := s.ChooseJoint(pairOf(p, d, tokens))
+		if !ok {
+			t.Fatal("nothing chosen")
+		}
+		c.Prefill.Reservation.Release()
+		c.Decode.Reservation.Release()
+		cost := func(x, y *worker.Rank) float64 {
+			a, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: []*worker.Rank{x}, PromptTokens: tokens})
+			a.Reservation.Release()
+			b, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: []*worker.Rank{y}, PromptTokens: tokens, MaxTokens: 64})
+			b.Reservation.Release()
+			return a.Cost + b.Cost + tokens*(rate(x, y)-0.005)
+		}
+		least := math.Inf(1)
+		for _, x := range p {
+			for _, y := range d {
+				least = min(least, cost(x, y))
+			}
+		}
+		if got := cost(c.Prefill.Rank, c.Decode.Rank); got > least+1e-6 {
+			t.Errorf("chose %v and %v at %.3f ms, the least of all pairs is %.3f", c.Prefill.Rank.ID, c.Decode.Rank.ID, got, least)
+		}
+	})
 }
 
 func TestLocalOrRemote(t *testing.T) {
