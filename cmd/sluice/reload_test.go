@@ -74,7 +74,7 @@ func TestReloadCommand(t *testing.T) {
 	}
 	testwait.UntilWithin(t, 20*time.Second, "a warning in the log, of the reload that was not a dry run", func() bool {
 		log := p.Stderr.String()
-		return strings.Count(log, `warning="the file contains no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
+		return strings.Count(log, `warning="the file no longer contains a worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
 	})
 	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
 		t.Errorf("%d\n%s", code, out)
