@@ -99,7 +99,7 @@ func runCheck(flags *config.Flags, probe bool, timeout time.Duration, stdout, st
 // and without.
 func removedWithin(cfg *config.Config) (busy, idle time.Duration) {
 	h := cfg.Health
-	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
+	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, UnhealthyThreshold: h.UnhealthyThreshold}
 	return pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs()))
 }
 

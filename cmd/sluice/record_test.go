@@ -30,7 +30,7 @@ func TestRecordAndReplay(t *testing.T) {
 	for i := range 3 {
 		workers = append(workers, harness.SimWorker(harness.StartSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
 	}
-	r := harness.StartRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Recording.Dir = dir }, workers...)
 	testwait.UntilWithin(t, 10*time.Second, "the feeds are live", func() bool {
 		for _, k := range r.AllRanks() {
 			if worker.FeedState(k.Feed.Load()) != worker.FeedLive {

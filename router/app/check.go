@@ -50,7 +50,7 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	if cfg.EngineAPI.TCP() {
 		usable(engineAPIFiles(cfg), "engine_api.tls_cert", "engine_api.tls_key", "")
 	}
-	if c := cfg.Register; c.Listen != "off" {
+	if c := cfg.Registration; c.Listen != "off" {
 		usable(certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA}, "registration.tls_cert", "registration.tls_key", "registration.client_ca")
 	}
 	own := ownListeners(cfg)
@@ -71,7 +71,7 @@ func ownListeners(cfg *config.Config) *networks.OwnListeners {
 	own := new(networks.OwnListeners)
 	own.Add("listen", cfg.Listen)
 	own.Add("admin.listen", cfg.Admin.Listen)
-	own.Add("registration.listen", cfg.Register.Listen)
+	own.Add("registration.listen", cfg.Registration.Listen)
 	own.Add("engine_api.listen", cfg.EngineAPI.Listen)
 	return own
 }

@@ -112,7 +112,7 @@ func (r *Router) newEngineAPI() (err error) {
 	}
 	r.engineAPI, err = engineapi.New(engineapi.Options{
 		Loops:  r.wireLoops,
-		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts, Authenticator: r.authenticator(), UnixWithoutKey: c.Keys == "tcp",
+		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLMDialect, Hosts: c.AllowedHosts, Authenticator: r.authenticator(), UnixWithoutKey: c.RequireAPIKeys == "tcp",
 		Log: r.log,
 		Live: func() engineapi.LiveOptions {
 			c := r.live.Load()
@@ -174,8 +174,8 @@ func (w *wireEndpoint) bind() (net.Listener, error) {
 // opened them already. Listeners from systemd wait as new ones do.
 func (r *Router) adoptWireListeners() error {
 	c := &r.cfg.EngineAPI
-	if c.Unix != "" {
-		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketEngineAPIUnix, key: "engine_api.unix_socket", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
+	if c.UnixSocket != "" {
+		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketEngineAPIUnix, key: "engine_api.unix_socket", addr: c.UnixSocket, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.UnixSocket) }})
 	}
 	if c.TCP() {
 		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketEngineAPI, key: "engine_api.listen", addr: c.Listen, listen: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
@@ -216,12 +216,12 @@ func (r *Router) serveWire(ctx context.Context) error {
 	if len(r.wireEndpoints) == 0 {
 		return nil
 	}
-	wait, cancel := context.WithTimeout(ctx, c.StartWait)
+	wait, cancel := context.WithTimeout(ctx, c.StartTimeout)
 	defer cancel()
 	if ready := r.engineAPI.AwaitWorkers(wait, c.MinWorkers); ctx.Err() != nil {
 		return nil
 	} else if ready < c.MinWorkers {
-		r.log.Warn("the engine socket opens with fewer workers than engine_api.min_workers", "ready", ready, "min_workers", c.MinWorkers, "start_timeout", c.StartWait)
+		r.log.Warn("the engine socket opens with fewer workers than engine_api.min_workers", "ready", ready, "min_workers", c.MinWorkers, "start_timeout", c.StartTimeout)
 	}
 	if r.inherited.Replaces() {
 		select {

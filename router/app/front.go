@@ -12,8 +12,8 @@ const bufferShare = 8
 
 // newBodies returns the memory budget shared by the request bodies of all listeners.
 func newBodies(cfg *config.Config) *membudget.Budget {
-	limitBuffers(cfg.Limits.BodyBudget)
-	return membudget.NewBudget(cfg.Limits.BodyBudget)
+	limitBuffers(cfg.Limits.MemoryBudget)
+	return membudget.NewBudget(cfg.Limits.MemoryBudget)
 }
 
 // limitBuffers sets how many bytes of buffers stay in memory between requests; budget is
@@ -23,11 +23,11 @@ func limitBuffers(budget int64) { membudget.Default.SetRetain(budget / bufferSha
 // frontOptions returns the front's options that come from the configuration.
 func frontOptions(cfg *config.Config) front.Options {
 	opt := front.Options{
-		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
+		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.MemoryBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, BodyIdleTimeout: cfg.Timeouts.BodyIdle, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
 		WithholdClientKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, MediaHosts: cfg.MediaHosts, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
-		EarlyHeaders: cfg.Relay.HeadAfter >= 0, EarlyHeadersAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,
+		EarlyHeaders: cfg.Relay.EarlyHeadersAfter >= 0, EarlyHeadersAfter: max(cfg.Relay.EarlyHeadersAfter, 0), KeepAlive: cfg.Relay.CommentInterval,
 		RelayMode: front.RelayMode(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 		Proxies: front.Proxies{Trusted: cfg.TrustedProxies()},
 	}

@@ -18,7 +18,7 @@ func scheduleOptions(cfg *config.Config) schedule.Options {
 	s := &cfg.Schedule
 	return schedule.Options{
 		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
-		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, InFlightWeight: s.PendingWeight, EvictionWeight: s.Eviction, OthersWeight: s.Others,
+		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, InFlightWeight: s.InFlightWeight, EvictionWeight: s.EvictionWeight, OthersWeight: s.OthersWeight,
 		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
 		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
 	}
@@ -26,26 +26,26 @@ func scheduleOptions(cfg *config.Config) schedule.Options {
 
 func fleetOptions(cfg *config.Config) fleet.Options {
 	return fleet.Options{
-		Upstream:         upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
-		ProbeInterval:    cfg.Health.Interval,
-		ProbeTimeout:     cfg.Health.Timeout,
-		HealthPath:       cfg.Health.Path,
-		FailAfter:        cfg.Health.FailAfter,
-		ScrapeInterval:   cfg.Health.Scrape,
-		ProbeInference:   cfg.Health.ProbeInference,
-		BreakerThreshold: cfg.Health.BreakAfter,
-		BreakerTimeout:   cfg.Health.BreakFor,
-		Frozen:           liveness.Bounds{Process: cfg.Health.FrozenProcess, Core: cfg.Health.FrozenCore, Host: cfg.Health.FrozenHost},
-		MaxRequests:      cfg.Limits.RankRequests,
-		MaxTokens:        cfg.Limits.RankTokens,
-		RetryShare:       zeroMeansNone(cfg.Fleet.RetryShare),
-		RetryPerSecond:   zeroMeansNone(cfg.Fleet.RetryPerSecond),
+		Upstream:                upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
+		ProbeInterval:           cfg.Health.Interval,
+		ProbeTimeout:            cfg.Health.Timeout,
+		HealthPath:              cfg.Health.Path,
+		UnhealthyThreshold:      cfg.Health.UnhealthyThreshold,
+		ScrapeInterval:          cfg.Health.MetricsInterval,
+		ProbeInference:          cfg.Health.ProbeInference,
+		BreakerThreshold:        cfg.Health.BreakerFailures,
+		BreakerTimeout:          cfg.Health.BreakerOpenTime,
+		Frozen:                  liveness.Bounds{Process: cfg.Health.FrozenProcess, Core: cfg.Health.FrozenCore, Host: cfg.Health.FrozenHost},
+		MaxRequests:             cfg.Limits.RankRequests,
+		MaxTokens:               cfg.Limits.RankTokens,
+		RetryBudgetRatio:        zeroMeansNone(cfg.Fleet.RetryBudgetRatio),
+		RetryBudgetMinPerSecond: zeroMeansNone(cfg.Fleet.RetryBudgetMinPerSecond),
 	}
 }
 
 func tokenOptions(cfg *config.Config) tokenize.Options {
 	c := &cfg.Tokens
-	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngine), VerifyRatio: zeroMeansNone(c.Verify)}
+	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngineBytes), VerifyRatio: zeroMeansNone(c.VerifyRatio)}
 	if opt.CacheBytes == 0 {
 		opt.CacheBytes = -1 // no cache; 0 would select the default size
 	}

@@ -104,7 +104,7 @@ func (p *pages) prefillFallback(workers []*worker.Worker) bool {
 		}
 		wasReady = wasReady || slices.Contains(p.r.previous.ReadyWorkers, w.Spec.ID)
 	}
-	return (unhealthy || p.r.previous.WasReady && !wasReady) && p.r.runner.PlainDecodeAllowed()
+	return (unhealthy || p.r.previous.WasReady && !wasReady) && p.r.runner.DecodeOnlyAllowed()
 }
 
 // degraded lists what does not work as configured although every request is answered. It
@@ -190,7 +190,7 @@ func (p *pages) notReadyReasons(details bool) []string {
 // minWorkersReason returns the condition of fleet.min_workers if the start still waits for
 // it, else "". It applies once: after the start the other checks cover workers that leave.
 func (p *pages) minWorkersReason(workers []*worker.Worker) string {
-	required, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartWait
+	required, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartTimeout
 	if required == 0 || p.startupDone.Load() {
 		return ""
 	}

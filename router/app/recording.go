@@ -62,7 +62,7 @@ func ScheduleWeights(s *config.Schedule) map[string]float64 {
 
 // startRecording starts to record into recording.dir if that is set.
 func (r *Router) startRecording() error {
-	c := r.cfg.Record
+	c := r.cfg.Recording
 	if c.Dir == "" {
 		return nil
 	}

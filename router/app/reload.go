@@ -36,7 +36,7 @@ type reloadable struct {
 func reloadableOf(cfg *config.Config) (s reloadable, err error) {
 	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Reloadable()
 	s.Scheduler, s.Fleet = scheduleOptions(cfg).Reloadable(), fleetOptions(cfg).Settings()
-	s.Tokenizer, s.PredictionTTL, s.Registration = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.SettingsOf(&cfg.Register)
+	s.Tokenizer, s.PredictionTTL, s.Registration = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.SettingsOf(&cfg.Registration)
 	s.Tokenizers = tokenizerSettingsOf(cfg)
 	s.LogLevel, err = obs.Level(cfg.Log.Level)
 	return s, err

@@ -59,7 +59,7 @@ func (r *Router) knownWorkers() []registration.KnownWorker {
 	if len(r.previous.RegisteredWorkers) == 0 {
 		return nil
 	}
-	if !slices.Equal(r.previous.Networks, r.cfg.Register.Networks) {
+	if !slices.Equal(r.previous.Networks, r.cfg.Registration.Networks) {
 		r.log.Info("registration.networks changed: registered workers are not inherited; they register again", "workers", len(r.previous.RegisteredWorkers))
 		return nil
 	}
@@ -92,8 +92,8 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 		opt.Listeners = append(opt.Listeners, hotrestart.Listener{Name: socketAdmin, Address: r.cfg.Admin.Listen, Listener: r.admin.Listener()})
 	}
 	if r.register != nil {
-		state.RegisteredWorkers, state.Networks = r.register.Workers(), r.cfg.Register.Networks
-		opt.Listeners = append(opt.Listeners, hotrestart.Listener{Name: socketRegister, Address: r.cfg.Register.Listen, Listener: r.register.Listener()})
+		state.RegisteredWorkers, state.Networks = r.register.Workers(), r.cfg.Registration.Networks
+		opt.Listeners = append(opt.Listeners, hotrestart.Listener{Name: socketRegister, Address: r.cfg.Registration.Listen, Listener: r.register.Listener()})
 	}
 	if ln := r.transfers.Listener(); ln != nil {
 		opt.Listeners = append(opt.Listeners, hotrestart.Listener{Name: socketReports, Address: r.cfg.ReportEndpoint(), Listener: ln})

@@ -18,14 +18,14 @@ func (r *Router) discover() error {
 	specs := r.cfg.Specs()
 	var own discovery.Source = discovery.Static(specs)
 	if path := r.cfg.Path(); path != "" {
-		own = &discovery.File{Path: path, Parse: configReader(r, specs), Interval: r.cfg.Discovery.FilePoll, Reloads: r.fileSource}
+		own = &discovery.File{Path: path, Parse: configReader(r, specs), Interval: r.cfg.Discovery.FilePollInterval, Reloads: r.fileSource}
 	}
 	if err := r.discovery.Start(own, specs...); err != nil {
 		return err
 	}
 	if path := r.cfg.Discovery.File; path != "" {
 		parse := func(text []byte) ([]worker.Spec, error) { return config.ParseWorkers(path, text) }
-		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Interval: r.cfg.Discovery.FilePoll})
+		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Interval: r.cfg.Discovery.FilePollInterval})
 	}
 	for i := range r.cfg.Discovery.DNS {
 		d := &r.cfg.Discovery.DNS[i]
@@ -42,13 +42,13 @@ func (r *Router) discover() error {
 		}
 		_ = r.discovery.Start(src)
 	}
-	if r.cfg.Register.On() {
-		bound, err := r.inherited.Listen(socketRegister, r.cfg.Register.Listen)
+	if r.cfg.Registration.On() {
+		bound, err := r.inherited.Listen(socketRegister, r.cfg.Registration.Listen)
 		if err != nil {
-			return fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", r.cfg.Register.Listen, err)
+			return fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", r.cfg.Registration.Listen, err)
 		}
 		r.register, err = registration.New(registration.Options{
-			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Listener: bound, KnownWorkers: r.knownWorkers(),
+			Config: r.cfg.Registration, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Listener: bound, KnownWorkers: r.knownWorkers(),
 		})
 		if err != nil {
 			return err

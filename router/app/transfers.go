@@ -24,7 +24,7 @@ import (
 func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log *slog.Logger) (*kvtransfer.Watcher, error) {
 	opt := kvtransfer.Options{
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
-		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
+		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.CompletionSlots, Log: log,
 	}
 	if mode := cfg.Transfers.SideChannel; cfg.UsesSideChannel() {
 		opt.NIXLSetting = "transfers.side_channel: " + mode
@@ -38,8 +38,8 @@ func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log 
 	if cfg.Transfers.Isolate {
 		opt.Isolate = []string{"/proc/self/exe", AgentHost} // works even after the binary's file was replaced
 	}
-	if cfg.Register.On() {
-		opt.Networks = cfg.Register.Prefixes()
+	if cfg.Registration.On() {
+		opt.Networks = cfg.Registration.Prefixes()
 	}
 	opt.ZMQNetworks = config.Prefixes(cfg.Transfers.ZMQNetworks)
 	if opt.Endpoint != "" {

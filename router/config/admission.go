@@ -21,7 +21,7 @@ func (c *Config) WaitingBytes() int64 {
 	if c.Admission.MaxBytes > 0 {
 		return c.Admission.MaxBytes
 	}
-	return c.Limits.BodyBudget / 2
+	return c.Limits.MemoryBudget / 2
 }
 
 // PriorityClasses returns the configured admission classes, the highest first, or one class if there
@@ -53,8 +53,8 @@ func (c *Config) checkAdmission(bad report) {
 	if c.Sessions.LimitActive && a.Mode == "off" {
 		bad("sessions.limit_active", "sessions without a place wait in the admission queue, and admission.mode is off; want fair, fifo, or limit_active: false")
 	}
-	if a.MaxBytes > c.Limits.BodyBudget {
-		bad("admission.max_bytes", "%d is more than limits.memory_budget, %d; want at most that", a.MaxBytes, c.Limits.BodyBudget)
+	if a.MaxBytes > c.Limits.MemoryBudget {
+		bad("admission.max_bytes", "%d is more than limits.memory_budget, %d; want at most that", a.MaxBytes, c.Limits.MemoryBudget)
 	}
 	if !isHeaderName(a.TenantHeader) {
 		bad("admission.tenant_header", "%s is not a header name; want letters, digits and dashes, such as X-Sluice-Tenant", quoted(a.TenantHeader))
@@ -64,7 +64,7 @@ func (c *Config) checkAdmission(bad report) {
 			bad(fmt.Sprintf("admission.trusted[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
 		}
 	}
-	if a.Preemption && c.Migration.Max == 0 {
+	if a.Preemption && c.Migration.MaxAttempts == 0 {
 		bad("admission.preemption", "preempted streams go on as migrated ones do, and migration.max_attempts is 0; want it above 0, or preemption off")
 	}
 	c.checkClasses(bad)

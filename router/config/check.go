@@ -110,8 +110,8 @@ func (c *Config) check(f *errorList) {
 	checkHealthPath(bad, "health.path", c.Health.Path)
 	c.checkLMCache(bad)
 	c.checkTransfers(bad)
-	for i, p := range c.Steering.Pins {
-		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "unix" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
+	for i, p := range c.Steering.Pinning {
+		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "unix" && p != "off" || p == "off" && len(c.Steering.Pinning) > 1 {
 			bad(fmt.Sprintf("steering.pinning[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
 		}
 	}
@@ -145,13 +145,13 @@ func (c *Config) check(f *errorList) {
 	c.checkRegister(bad)
 	c.checkEngineAPI(bad)
 	// Each comment costs a write to the client and the wake-up of a timer.
-	if k := c.Relay.KeepAlive; k > 0 && k < minComments {
+	if k := c.Relay.CommentInterval; k > 0 && k < minComments {
 		bad("relay.comment_interval", "%v; want %v or more, or 0", k, minComments)
 	}
 	// The buffer of a body takes up to twice its size while it grows, and a single body must not
 	// use most of the budget of all.
-	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
-		bad("limits.max_body", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+	if c.Limits.MaxBody > c.Limits.MemoryBudget/4 {
+		bad("limits.max_body", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", c.Limits.MaxBody, c.Limits.MemoryBudget, c.Limits.MemoryBudget/4)
 	}
 }
 

@@ -56,16 +56,16 @@ type Config struct {
 
 	EngineAPI EngineAPI `yaml:"engine_api" was:"routed"`
 
-	Discovery Discovery `yaml:"discovery"`
-	Kube      Kube      `yaml:"kube"`
-	Register  Register  `yaml:"registration" was:"register"`
+	Discovery    Discovery    `yaml:"discovery"`
+	Kube         Kube         `yaml:"kube"`
+	Registration Registration `yaml:"registration" was:"register"`
 
-	Tokens   Tokens   `yaml:"tokens"`
-	Index    Index    `yaml:"index"`
-	Schedule Schedule `yaml:"schedule"`
-	Steering Steering `yaml:"steering"`
-	Sessions Sessions `yaml:"sessions"`
-	Record   Record   `yaml:"recording" was:"record"`
+	Tokens    Tokens    `yaml:"tokens"`
+	Index     Index     `yaml:"index"`
+	Schedule  Schedule  `yaml:"schedule"`
+	Steering  Steering  `yaml:"steering"`
+	Sessions  Sessions  `yaml:"sessions"`
+	Recording Recording `yaml:"recording" was:"record"`
 
 	// StripForbidden removes kv_transfer_params and similar members from a client's body;
 	// otherwise the router refuses the request [false].
@@ -211,21 +211,21 @@ type PD struct {
 	// response headers, or at its first event. A request that is not streamed runs at least
 	// this long, and until its engine has answered a later probe [500ms].
 	AbortDelay time.Duration `yaml:"abort_delay" was:"cut_after" min:"0s"`
-	// AbandonedDecode is how long a decode request that is not streamed may finish after its
+	// AbandonedDecodeTimeout is how long a decode request that is not streamed may finish after its
 	// client disconnected, on vLLM 0.21 or later without Sluice's connector. If it is aborted,
 	// its prefill engine logs "Potentially invalid KV blocks" and counts a notification after
 	// expiry. Its blocks stay allocated until its engine has read them. 0 aborts it as soon as
 	// abort_delay allows [10s].
-	AbandonedDecode time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
-	// NotifyWait is how long the router waits after prefill's response for the notification
+	AbandonedDecodeTimeout time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
+	// CompletionTimeout is how long the router waits after prefill's response for the notification
 	// that KV has been written (family lmcache), at most lease minus lease_margin. Then other
 	// workers run the request, or the router refuses it (kv_not_written) if there is no other decode
 	// worker. A prefill worker that repeatedly sends no notification gets no more requests.
 	// 0 does not wait; use it if prefill workers set pd_skip_proxy_notification [5s].
-	NotifyWait  time.Duration `yaml:"completion_timeout" was:"notify_wait" min:"0s"`
-	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request; refused connections do not count [3]
-	DecodeTries int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers tried with the same transfer handle, while no engine has received it [2]
-	PlainDecode bool          `yaml:"decode_only_fallback" was:"plain_decode"`             // if no prefill worker is available, a decode worker runs the whole request; false: the request waits for a prefill worker [true]
+	CompletionTimeout  time.Duration `yaml:"completion_timeout" was:"notify_wait" min:"0s"`
+	MaxAttempts        int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request; refused connections do not count [3]
+	DecodeAttempts     int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers tried with the same transfer handle, while no engine has received it [2]
+	DecodeOnlyFallback bool          `yaml:"decode_only_fallback" was:"plain_decode"`             // if no prefill worker is available, a decode worker runs the whole request; false: the request waits for a prefill worker [true]
 	// LocalPrefillTokens skips remote prefill if a decode worker has fewer prompt tokens than
 	// this to compute [0: always remote].
 	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
@@ -236,9 +236,9 @@ type PD struct {
 	// render and tokenize them again: off, or verified: if the router has found the ids itself
 	// (tokens.native) and the engine process has confirmed the ids of an earlier prompt of this API.
 	// Other prompts are sent as text [off].
-	PrefillByIDs string   `yaml:"prefill_by_ids" oneof:"off verified"`
-	PrefillLabel []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
-	DecodeLabel  []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
+	PrefillByIDs  string   `yaml:"prefill_by_ids" oneof:"off verified"`
+	PrefillLabels []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
+	DecodeLabels  []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
 	// CacheHitThreshold is the fraction of a prompt, 0 to 1, that a decode worker must have in
 	// its cache to run a request alone (family storage); 0: always prefill [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
@@ -251,12 +251,12 @@ type PD struct {
 type LMCache struct {
 	// ProxyHost is the address to which prefill workers send the notification that KV has been
 	// written (their pd_proxy_host) [127.0.0.1].
-	ProxyHost string   `yaml:"proxy_host"`
-	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // port of that address (pd_proxy_port of prefill workers); 0 selects a free port [8500]
-	Networks  []string `yaml:"networks"`                       // CIDRs of prefill workers; connections from other addresses are closed [any]
-	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' peer ports, for workers without peer_host [the host of the URL]
-	InitPort  []string `yaml:"peer_init_port"`                 // peer-init ports of decode workers without init_port, one per tensor-parallel rank [none]
-	AllocPort []string `yaml:"peer_alloc_port"`                // peer-alloc ports of decode workers without alloc_port, one per tensor-parallel rank [none]
+	ProxyHost     string   `yaml:"proxy_host"`
+	ProxyPort     int      `yaml:"proxy_port" min:"0" max:"65535"` // port of that address (pd_proxy_port of prefill workers); 0 selects a free port [8500]
+	Networks      []string `yaml:"networks"`                       // CIDRs of prefill workers; connections from other addresses are closed [any]
+	PeerHost      string   `yaml:"peer_host"`                      // host of the decode workers' peer ports, for workers without peer_host [the host of the URL]
+	PeerInitPort  []string `yaml:"peer_init_port"`                 // peer-init ports of decode workers without init_port, one per tensor-parallel rank [none]
+	PeerAllocPort []string `yaml:"peer_alloc_port"`                // peer-alloc ports of decode workers without alloc_port, one per tensor-parallel rank [none]
 	// FinishedReqTTL is how long a notification that no request waits for is kept [300s].
 	FinishedReqTTL  time.Duration `yaml:"finished_req_ttl" min:"1s" bare:"s"`
 	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // interval of the removal of expired notifications [60s]
@@ -288,10 +288,10 @@ type Transfers struct {
 	// ZMQ is the tier of a PULL socket for the connector's reports: on, off, or auto. auto opens
 	// it if zmq_listen is set, or if registration.listen is on and a model hands over by NIXL.
 	// on opens it for every family and requires zmq_listen or registration.listen [auto].
-	ZMQ         string   `yaml:"zmq" oneof:"auto on off"`
-	ZMQListen   string   `yaml:"zmq_listen"`                                                // tcp://HOST:PORT of that socket [a free port of registration.listen's host]
-	ZMQNetworks []string `yaml:"zmq_networks"`                                              // CIDRs that may send reports; connections from other addresses are closed [registration.networks; any if registration.listen is off]
-	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // number of completion slots, each 64 bytes, that is, of concurrent transfers whose completion the connector can write; a multiple of 64 [16384]
+	ZMQ             string   `yaml:"zmq" oneof:"auto on off"`
+	ZMQListen       string   `yaml:"zmq_listen"`                                                // tcp://HOST:PORT of that socket [a free port of registration.listen's host]
+	ZMQNetworks     []string `yaml:"zmq_networks"`                                              // CIDRs that may send reports; connections from other addresses are closed [registration.networks; any if registration.listen is off]
+	CompletionSlots int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // number of completion slots, each 64 bytes, that is, of concurrent transfers whose completion the connector can write; a multiple of 64 [16384]
 	// StallTimeout is how long a decode request whose engine runs the connector may have
 	// neither a report of its transfer nor a response; then prefill and decode run again.
 	// 0 waits as long as timeouts.decode [0].
@@ -365,7 +365,7 @@ type AdmissionClass struct {
 // Limits bound requests and connections.
 type Limits struct {
 	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`                        // largest request body; 413 beyond; at most a quarter of memory_budget [32MiB]
-	BodyBudget    int64 `yaml:"memory_budget" was:"body_budget" unit:"bytes" min:"1KiB"` // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
+	MemoryBudget  int64 `yaml:"memory_budget" was:"body_budget" unit:"bytes" min:"1KiB"` // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
 	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"`             // largest request head; 431 beyond [16KiB]
 	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                            // nesting of objects and arrays in a body, at most 1024 [64]
 	MaxConns      int   `yaml:"max_conns" min:"1"`                                       // client connections [100000]
@@ -408,15 +408,15 @@ type Timeouts struct {
 // Relay has settings of streams: when their response head is sent, and what relays them; see
 // docs/relay.md.
 type Relay struct {
-	// HeadAfter is when a stream's response headers are sent at the latest, counted from the
+	// EarlyHeadersAfter is when a stream's response headers are sent at the latest, counted from the
 	// request to an engine; 0: at once. A later failure is an error event in a response of
 	// status 200, and headers that name workers are missing. -1 or "off": the headers are sent
 	// when the engine's arrive [off].
-	HeadAfter time.Duration `yaml:"early_headers_after" was:"head_after" min:"0s" off:"true"`
-	// KeepAlive is the interval of comments to a client whose stream has begun and that waits
+	EarlyHeadersAfter time.Duration `yaml:"early_headers_after" was:"head_after" min:"0s" off:"true"`
+	// CommentInterval is the interval of comments to a client whose stream has begun and that waits
 	// for the engine's first byte, so that load balancers do not close the connection; 10ms or
 	// more; 0: none [0s].
-	KeepAlive time.Duration `yaml:"comment_interval" was:"keep_alive" min:"0s"`
+	CommentInterval time.Duration `yaml:"comment_interval" was:"keep_alive" min:"0s"`
 
 	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
 	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
@@ -424,9 +424,9 @@ type Relay struct {
 
 // Migration of streams whose engine fails; see docs/migration.md.
 type Migration struct {
-	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may continue on another engine after its own failed; 0: never [1]
-	Tokens string   `yaml:"tokens" oneof:"auto client"`             // source of a stream's token ids: auto (the router requests them from engines that support it, and removes them), client (only streams whose client requested them) [auto]
-	Allow  []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (multiple_choices) [none]
+	MaxAttempts int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may continue on another engine after its own failed; 0: never [1]
+	Tokens      string   `yaml:"tokens" oneof:"auto client"`             // source of a stream's token ids: auto (the router requests them from engines that support it, and removes them), client (only streams whose client requested them) [auto]
+	Allow       []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (multiple_choices) [none]
 
 	// Structured is how a stream migrates whose output a grammar constrains (response_format,
 	// guided_*, structured_outputs). error: it does not, and ends with an error event. exact: it
@@ -435,9 +435,9 @@ type Migration struct {
 	// it [error].
 	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
-	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again if the decode worker would have to compute at least this many tokens; 0: always [4096]
-	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or was removed migrate after this time; -1 or "off": never [10s]
-	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // timeout of an engine's tokenizer, if the text of a stream must be tokenized again [2s]
+	HandoverTokens  int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again if the decode worker would have to compute at least this many tokens; 0: always [4096]
+	DrainDelay      time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or was removed migrate after this time; -1 or "off": never [10s]
+	TokenizeTimeout time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // timeout of an engine's tokenizer, if the text of a stream must be tokenized again [2s]
 }
 
 // MigrationAllow lists the words of migration.allow.
@@ -446,26 +446,26 @@ var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retoken
 // EngineAPI is the router as an engine, for callers that tokenize themselves; see
 // docs/engine-api.md. It is off until one of http, unix_socket and listen is set.
 type EngineAPI struct {
-	HTTP   bool   `yaml:"http"`                   // serve POST /v1/engine/generate [false]
-	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions decide who may connect [none]
-	Listen string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
-	Token  string `yaml:"token" secret:"true"`    // token that callers of the socket must send, 16 characters or more; never logged [none]
+	HTTP       bool   `yaml:"http"`                   // serve POST /v1/engine/generate [false]
+	UnixSocket string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions decide who may connect [none]
+	Listen     string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
+	Token      string `yaml:"token" secret:"true"`    // token that callers of the socket must send, 16 characters or more; never logged [none]
 
-	// Keys are the callers that must send an API key if there are api_keys: all, or tcp (callers
+	// RequireAPIKeys are the callers that must send an API key if there are api_keys: all, or tcp (callers
 	// of the unix socket need none) [all].
-	Keys string `yaml:"require_api_keys" was:"keys" oneof:"all tcp"`
+	RequireAPIKeys string `yaml:"require_api_keys" was:"keys" oneof:"all tcp"`
 
 	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate; read again when it changes [plain TCP]
 	TLSKey  string `yaml:"tls_key"`  // PEM file with its key [none]
-	// VLLM is the API that the router uses for vLLM workers: completions
+	// VLLMDialect is the API that the router uses for vLLM workers: completions
 	// (/v1/completions with return_token_ids), generate (/inference/v1/generate,
 	// which does not detokenize), or auto: generate if all workers of a model have
 	// it (0.20) and the P/D family supports it, else completions [auto].
-	VLLM  string   `yaml:"vllm_dialect" was:"vllm" oneof:"auto completions generate"`
-	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a network includes loopback and link-local addresses only if it lies within their ranges [none]
+	VLLMDialect  string   `yaml:"vllm_dialect" was:"vllm" oneof:"auto completions generate"`
+	AllowedHosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a network includes loopback and link-local addresses only if it lies within their ranges [none]
 
-	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when this many workers are ready, of any role [1]
-	StartWait  time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // the socket opens after this time with fewer workers [60s]
+	MinWorkers   int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when this many workers are ready, of any role [1]
+	StartTimeout time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // the socket opens after this time with fewer workers [60s]
 
 	MaxConns   int           `yaml:"max_conns" min:"1"`                            // connections of the socket [256]
 	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests in flight on one connection [16384]
@@ -475,33 +475,33 @@ type EngineAPI struct {
 
 // Health of workers.
 type Health struct {
-	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // interval of probes of a worker with requests; with more than 64 workers, idle ones are probed less often, and a worker that is down is detected within 5s [500ms]
-	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                                       // timeout of one probe; at least 3s until the engine is known, because SGLang's /health takes over 1s [1s]
-	Path          string        `yaml:"path"`                                                    // path of probes, such as /healthz; a worker's health_path overrides it [the first of /health, /ping and /v1/models that the engine has; for SGLang the first of /ready and /ping]
-	FailAfter     int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // consecutive failures after which a worker is unhealthy [2]
-	Scrape        time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // interval of reading an engine's /metrics; longer with more than 64 workers, at most 15s; -1 or "off": never [1s]
-	BreakAfter    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // consecutive failures (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
-	BreakFor      time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // how long an open breaker excludes the rank; doubles each time, at most 30s [1s]
-	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections is frozen after this time without a sign of life (probe, byte, KV event, counter); its requests are ended and run elsewhere; -1 or "off": never [10s]
-	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same for an engine whose API server answers while no request on it makes progress; three times the expected time of its longest prompt is added [30s]
-	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same for an engine to which no connection can be opened; refused connections do not count [10s]
+	Interval           time.Duration `yaml:"interval" min:"10ms"`                                     // interval of probes of a worker with requests; with more than 64 workers, idle ones are probed less often, and a worker that is down is detected within 5s [500ms]
+	Timeout            time.Duration `yaml:"timeout" min:"1ms"`                                       // timeout of one probe; at least 3s until the engine is known, because SGLang's /health takes over 1s [1s]
+	Path               string        `yaml:"path"`                                                    // path of probes, such as /healthz; a worker's health_path overrides it [the first of /health, /ping and /v1/models that the engine has; for SGLang the first of /ready and /ping]
+	UnhealthyThreshold int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // consecutive failures after which a worker is unhealthy [2]
+	MetricsInterval    time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // interval of reading an engine's /metrics; longer with more than 64 workers, at most 15s; -1 or "off": never [1s]
+	BreakerFailures    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // consecutive failures (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
+	BreakerOpenTime    time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // how long an open breaker excludes the rank; doubles each time, at most 30s [1s]
+	FrozenProcess      time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections is frozen after this time without a sign of life (probe, byte, KV event, counter); its requests are ended and run elsewhere; -1 or "off": never [10s]
+	FrozenCore         time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same for an engine whose API server answers while no request on it makes progress; three times the expected time of its longest prompt is added [30s]
+	FrozenHost         time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same for an engine to which no connection can be opened; refused connections do not count [10s]
 	// ProbeInference sends a one-token request to a worker before its admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }
 
 // Fleet has settings that concern all workers together.
 type Fleet struct {
-	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"`                             // at the start, /readyz waits for this many ready workers, of any role [0]
-	StartWait      time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // longest wait for min_workers [60s]
-	RetryShare     float64       `yaml:"retry_budget_ratio" was:"retry_share" min:"0" max:"1"`       // retries per request of a pool, so that retries do not amplify an overload [0.2]
-	RetryPerSecond float64       `yaml:"retry_budget_min_per_second" was:"retry_per_second" min:"0"` // retries per second of a pool in addition [3]
+	MinWorkers              int           `yaml:"min_workers" min:"0" max:"4096"`                             // at the start, /readyz waits for this many ready workers, of any role [0]
+	StartTimeout            time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // longest wait for min_workers [60s]
+	RetryBudgetRatio        float64       `yaml:"retry_budget_ratio" was:"retry_share" min:"0" max:"1"`       // retries per request of a pool, so that retries do not amplify an overload [0.2]
+	RetryBudgetMinPerSecond float64       `yaml:"retry_budget_min_per_second" was:"retry_per_second" min:"0"` // retries per second of a pool in addition [3]
 }
 
 // Discovery has sources of workers in addition to this configuration.
 type Discovery struct {
-	File     string        `yaml:"file"`                                          // a YAML file that contains only workers; read again when it changes [none]
-	FilePoll time.Duration `yaml:"file_poll_interval" was:"file_poll" min:"10ms"` // interval of checks of that file, and of the configuration's own for its workers [1s]
-	DNS      []DNS         `yaml:"dns"`                                           // DNS names that are looked up periodically; see docs/discovery.md [none]
+	File             string        `yaml:"file"`                                          // a YAML file that contains only workers; read again when it changes [none]
+	FilePollInterval time.Duration `yaml:"file_poll_interval" was:"file_poll" min:"10ms"` // interval of checks of that file, and of the configuration's own for its workers [1s]
+	DNS              []DNS         `yaml:"dns"`                                           // DNS names that are looked up periodically; see docs/discovery.md [none]
 }
 
 // DNS is one name whose addresses are workers.
@@ -531,8 +531,8 @@ type Kube struct {
 	Worker        *Worker  `yaml:"worker"`                    // other settings of every worker that is found: engine, ranks, labels, kv_events, options [nothing]
 }
 
-// Register is the listener where workers register themselves.
-type Register struct {
+// Registration is the listener where workers register themselves.
+type Registration struct {
 	Listen     string        `yaml:"listen"`                         // address of the registration listener, or "off" [off]
 	Token      string        `yaml:"token" secret:"true"`            // token that workers must send, 16 characters or more; never logged [none]
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
@@ -546,12 +546,12 @@ type Register struct {
 
 // Tokens is the source of token ids.
 type Tokens struct {
-	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // source of token ids if the request has none: auto (the engine, else text), engine, text, ids [auto]
-	CacheBytes int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
-	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize; then text mode [250ms]
-	Native     string        `yaml:"native" oneof:"off configured auto"`    // models whose prompts the tokenizer library tokenizes, if it is installed: those with models.NAME.tokenizer (configured), also those whose vLLM engine reports a folder that the router can read (auto), or none (off) [configured]
-	Verify     float64       `yaml:"verify_ratio" min:"0" max:"1"`          // share of natively tokenized prompts that are compared with the engine's ids in the background, besides the first of each API with each engine; 0: only those [0.01]
-	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]
+	Mode           string        `yaml:"mode" oneof:"auto engine text ids"`     // source of token ids if the request has none: auto (the engine, else text), engine, text, ids [auto]
+	CacheBytes     int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
+	Timeout        time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize; then text mode [250ms]
+	Native         string        `yaml:"native" oneof:"off configured auto"`    // models whose prompts the tokenizer library tokenizes, if it is installed: those with models.NAME.tokenizer (configured), also those whose vLLM engine reports a folder that the router can read (auto), or none (off) [configured]
+	VerifyRatio    float64       `yaml:"verify_ratio" min:"0" max:"1"`          // share of natively tokenized prompts that are compared with the engine's ids in the background, besides the first of each API with each engine; 0: only those [0.01]
+	MaxEngineBytes int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]
 }
 
 // Index has the size and the snapshots of the KV index.
@@ -565,8 +565,8 @@ type Index struct {
 	ApproxTTL        time.Duration `yaml:"approx_ttl" min:"1s"`        // how long the blocks of a request are predicted to stay in a cache, for engines without KV events [2m]
 }
 
-// Record writes every event, choice and outcome to files, for sluice replay.
-type Record struct {
+// Recording writes every event, choice and outcome to files, for sluice replay.
+type Recording struct {
 	Dir      string `yaml:"dir"`                               // folder of recordings, created with mode 0700; they contain block hashes, never text or tokens; empty: none [empty]
 	MaxFile  int64  `yaml:"max_file" unit:"bytes" min:"1MiB"`  // approximate size of one file [64MiB]
 	MaxTotal int64  `yaml:"max_total" unit:"bytes" min:"2MiB"` // size of all recordings in dir; the oldest are deleted first [1GiB]
@@ -574,21 +574,21 @@ type Record struct {
 
 // Schedule has the weights of the cost of a candidate; see package schedule for the formula.
 type Schedule struct {
-	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                                    // weight of cached tokens: 1 subtracts them fully from the prompt [1]
-	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                                    // weight of the remaining prefill work [1]
-	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                                     // weight of the decode blocks in use and reserved [1]
-	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // weight of the queued load [1]
-	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // value of a token cached in the engine's host memory, relative to one on the device [0.8]
-	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same for a token cached on disk [0.5]
-	PendingWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same for a token that was sent to the worker and has no KV event yet; 0 ignores them [0.9]
-	Eviction      float64 `yaml:"eviction_weight" min:"0" max:"1"`                           // value of a cached token that new blocks displace and that is expected to be asked for again, relative to one that is computed; 0 ignores what is displaced [0.5]
-	Others        float64 `yaml:"others_weight" min:"0"`                                     // what other requests pay for a token that is computed, relative to what its own request pays, while ranks are busy; an eighth of it applies while they are mostly idle. A higher value keeps prompts with what is cached, and queues them longer for it [4]
-	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
-	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
-	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a resident KV block of the batch adds to the decode of a request; 0: learned [0]
-	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 selects the lowest cost; a higher value spreads choices around it [0]
-	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // number of decisions kept for sluice explain [10000]
-	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or for comparisons round_robin, random, least_loaded or session [kv]
+	OverlapWeight  float64 `yaml:"overlap_weight" min:"0"`                                    // weight of cached tokens: 1 subtracts them fully from the prompt [1]
+	PrefillWeight  float64 `yaml:"prefill_weight" min:"0"`                                    // weight of the remaining prefill work [1]
+	DecodeWeight   float64 `yaml:"decode_weight" min:"0"`                                     // weight of the decode blocks in use and reserved [1]
+	QueueWeight    float64 `yaml:"queue_weight" min:"0"`                                      // weight of the queued load [1]
+	HostWeight     float64 `yaml:"host_weight" min:"0" max:"1"`                               // value of a token cached in the engine's host memory, relative to one on the device [0.8]
+	DiskWeight     float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same for a token cached on disk [0.5]
+	InFlightWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same for a token that was sent to the worker and has no KV event yet; 0 ignores them [0.9]
+	EvictionWeight float64 `yaml:"eviction_weight" min:"0" max:"1"`                           // value of a cached token that new blocks displace and that is expected to be asked for again, relative to one that is computed; 0 ignores what is displaced [0.5]
+	OthersWeight   float64 `yaml:"others_weight" min:"0"`                                     // what other requests pay for a token that is computed, relative to what its own request pays, while ranks are busy; an eighth of it applies while they are mostly idle. A higher value keeps prompts with what is cached, and queues them longer for it [4]
+	PrefillMS      float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
+	TransferMS     float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
+	BlockMS        float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a resident KV block of the batch adds to the decode of a request; 0: learned [0]
+	Temperature    float64 `yaml:"temperature" min:"0"`                                       // 0 selects the lowest cost; a higher value spreads choices around it [0]
+	Explain        int     `yaml:"explain" min:"0" max:"10000000"`                            // number of decisions kept for sluice explain [10000]
+	Policy         string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or for comparisons round_robin, random, least_loaded or session [kv]
 }
 
 // Sessions are what requests belong to that continue one context: an agent's run, a chat. See
@@ -607,7 +607,7 @@ type Sessions struct {
 
 // Steering has the headers by which clients may influence scheduling.
 type Steering struct {
-	Pins []string `yaml:"pinning" was:"pins"` // clients that may select workers by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off [unix]
+	Pinning []string `yaml:"pinning" was:"pins"` // clients that may select workers by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off [unix]
 	// PrefillOnly is what makes a request prefill-only, so that its prompt is computed and
 	// cached without generation: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
 	// the header; a max_tokens of 0 is passed to the engine), or off [header].

@@ -59,13 +59,13 @@ func TestParseWhole(t *testing.T) {
 		t.Errorf("pd: %+v", c.PD)
 	}
 	own := c.Models["llama-3.1/8b"].PD
-	if own.Family != "off" || own.Lease != 10*time.Second || own.MaxAttempts != 3 || !own.PlainDecode || len(own.PrefillLabel) != 1 {
+	if own.Family != "off" || own.Lease != 10*time.Second || own.MaxAttempts != 3 || !own.DecodeOnlyFallback || len(own.PrefillLabels) != 1 {
 		t.Errorf("a model's pd: %+v", own)
 	}
 	if c.Models["plain"].PD != nil {
 		t.Error("a model without pd has one")
 	}
-	if c.Limits.MaxBody != 3<<19 || c.Limits.MaxHead != 8192 || c.Health.Scrape != -1 || c.Schedule.Temperature != 0.5 {
+	if c.Limits.MaxBody != 3<<19 || c.Limits.MaxHead != 8192 || c.Health.MetricsInterval != -1 || c.Schedule.Temperature != 0.5 {
 		t.Errorf("%+v %+v", c.Limits, c.Health)
 	}
 	if c.Timeouts != Default().Timeouts {
@@ -157,7 +157,7 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 func TestConfigIsCheckedOnce(t *testing.T) {
 	const file = "registration:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
 	c, err := resolve(t, file, []string{"SLUICE_REGISTRATION_TOKEN=0123456789abcdef"}, nil)
-	if err != nil || c.Register.Token != "0123456789abcdef" {
+	if err != nil || c.Registration.Token != "0123456789abcdef" {
 		t.Errorf("a token of the environment: %v", err)
 	}
 	if _, err = resolve(t, file, nil, []string{"--set", "registration.token=0123456789abcdef"}); err != nil {
@@ -188,7 +188,7 @@ func TestPrecedence(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Listen != "127.0.0.1:3" || c.Timeouts.Prefill != 2*time.Second || c.Timeouts.Decode != 3*time.Second || c.Timeouts.Drain != time.Second ||
-		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok-0123456789ab" || c.Health.FailAfter != 7 || !slices.Equal(c.Steering.Pins, []string{"10.0.0.0/8", "::1/128"}) || len(c.PD.DecodeLabel) != 2 {
+		c.Log.Level != "warn" || c.Log.Format != "text" || c.Admin.Token != "tok-0123456789ab" || c.Health.UnhealthyThreshold != 7 || !slices.Equal(c.Steering.Pinning, []string{"10.0.0.0/8", "::1/128"}) || len(c.PD.DecodeLabels) != 2 {
 		t.Errorf("%v", c)
 	}
 	var got []string

@@ -51,21 +51,21 @@ func (c *Config) Describe() string {
 		}
 	}
 
-	if m := c.Migration; m.Max > 0 {
-		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
+	if m := c.Migration; m.MaxAttempts > 0 {
+		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.MaxAttempts, m.Tokens)
 	}
 	t, h := c.Timeouts, c.Health
 	line("\ntimeouts: prefill %s, decode %s, response head of a stream %s, between two reads of a stream %s, connect %s, wait for a worker %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
-	line("health: a probe every %s, timeout %s, unhealthy after %d consecutive failures", h.Interval, h.Timeout, h.FailAfter)
-	if h.Scrape > 0 {
-		line("load: /metrics of every engine every %s", h.Scrape)
+	line("health: a probe every %s, timeout %s, unhealthy after %d consecutive failures", h.Interval, h.Timeout, h.UnhealthyThreshold)
+	if h.MetricsInterval > 0 {
+		line("load: /metrics of every engine every %s", h.MetricsInterval)
 	} else {
 		line("load: engines' /metrics are not read; only this router's own requests count")
 	}
 	c.describeTransfers(line)
 	line("choice: %s; tokens: %s", c.Schedule.Policy, c.Tokens.Mode)
 	line("limits: body %s, memory budget %s, head %s, %s connections, %s to one engine; index %s",
-		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.BodyBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
+		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.MemoryBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
 		humanize.Comma(int64(c.Limits.MaxConns)), humanize.Comma(int64(c.Limits.EngineConns)), humanize.IBytes(uint64(c.Index.MaxBytes)))
 	if warnings := c.Warnings(); len(warnings) > 0 {
 		line("\nwarnings:")
@@ -84,8 +84,8 @@ func (c *Config) describeEngineAPI(line func(format string, args ...any)) {
 	if r.Token != "" {
 		callers = "the configured token"
 	}
-	if r.Unix != "" {
-		line("serves the engine API on %s (framed socket), with %s", r.Unix, callers)
+	if r.UnixSocket != "" {
+		line("serves the engine API on %s (framed socket), with %s", r.UnixSocket, callers)
 	}
 	if r.TCP() {
 		transports := "plain TCP"
@@ -145,19 +145,19 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	line("  %s: %s (%s)", what, f.description, f.name)
 	line("    at most %d pairs for one request", pd.MaxAttempts)
 	if f.leased {
-		line("    a handle is used for %s of its lease of %s, by at most %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
+		line("    a handle is used for %s of its lease of %s, by at most %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeAttempts)
 	}
 	switch {
 	case f.name != "lmcache":
-	case pd.NotifyWait == 0:
+	case pd.CompletionTimeout == 0:
 		line("    decode does not wait for LMCache's notifications (pd.completion_timeout 0)")
 	default:
-		line("    decode waits for LMCache's notifications, received at %s, for at most %s", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
+		line("    decode waits for LMCache's notifications, received at %s, for at most %s", c.LMCache.NotifyEndpoint(), min(pd.CompletionTimeout, pd.Lease-pd.LeaseMargin))
 	}
 	switch {
 	case !f.decodeOnly:
 		line("    without prefill: refused, because a decode worker cannot prefill")
-	case pd.PlainDecode:
+	case pd.DecodeOnlyFallback:
 		line("    without prefill, or without a handle that decode can use: decode only")
 	default:
 		line("    without prefill, or without a handle that decode can use: refused")
@@ -174,7 +174,7 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	for _, l := range []struct {
 		leg   string
 		words []string
-	}{{"prefill", pd.PrefillLabel}, {"decode", pd.DecodeLabel}} {
+	}{{"prefill", pd.PrefillLabels}, {"decode", pd.DecodeLabels}} {
 		if len(l.words) > 0 {
 			line("    only %s workers with one of the labels %s", l.leg, strings.Join(l.words, ", "))
 		}
@@ -205,8 +205,8 @@ func (c *Config) Warnings() []string {
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(pds)) {
-		out = append(out, c.missingLabels(path+".prefill_labels", worker.Prefill, pds[path].PrefillLabel)...)
-		out = append(out, c.missingLabels(path+".decode_labels", worker.Decode, pds[path].DecodeLabel)...)
+		out = append(out, c.missingLabels(path+".prefill_labels", worker.Prefill, pds[path].PrefillLabels)...)
+		out = append(out, c.missingLabels(path+".decode_labels", worker.Decode, pds[path].DecodeLabels)...)
 	}
 	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
 		out = append(out, "listen accepts clients from every network of this machine, without authentication")

@@ -49,7 +49,7 @@ func TestDocs(t *testing.T) {
 }
 
 // goNames matches names of fields of Config that a reader of the file does not know.
-var goNames = regexp.MustCompile(`\b(APIKeys|EngineKey|RuntimeFile|ProxyHost|ProxyPort|NotifyWait|AbortDelay|HeadAfter|KeepAlive|DecodeTries|PlainDecode|BodyBudget|PrefillOnly|[A-Z][a-z]+(?:[A-Z][a-z]+)+)\b`)
+var goNames = regexp.MustCompile(`\b(APIKeys|EngineKey|RuntimeFile|ProxyHost|ProxyPort|CompletionTimeout|AbortDelay|EarlyHeadersAfter|CommentInterval|DecodeAttempts|DecodeOnlyFallback|MemoryBudget|PrefillOnly|[A-Z][a-z]+(?:[A-Z][a-z]+)+)\b`)
 
 // withoutName returns a doc comment without the Go name with which it starts, and without the verb
 // "is" or "are" behind it: the row of a field starts with its key.

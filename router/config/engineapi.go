@@ -8,7 +8,7 @@ import (
 )
 
 // Socket reports whether the framed socket is enabled, on a Unix path or a TCP address.
-func (r *EngineAPI) Socket() bool { return r.Unix != "" || r.TCP() }
+func (r *EngineAPI) Socket() bool { return r.UnixSocket != "" || r.TCP() }
 
 // TCP reports whether the framed socket is enabled on a TCP address.
 func (r *EngineAPI) TCP() bool { return r.Listen != "" && r.Listen != "off" }
@@ -24,13 +24,13 @@ func (c *Config) checkEngineAPI(bad report) {
 	if (r.TLSCert == "") != (r.TLSKey == "") {
 		bad("engine_api.tls_cert", "requires engine_api.tls_key, and the reverse; want both or neither")
 	}
-	if len(r.Unix) > maxSocketPath {
-		bad("engine_api.unix_socket", "a path of %d bytes; want at most %d, the limit of the operating system", len(r.Unix), maxSocketPath)
+	if len(r.UnixSocket) > maxSocketPath {
+		bad("engine_api.unix_socket", "a path of %d bytes; want at most %d, the limit of the operating system", len(r.UnixSocket), maxSocketPath)
 	}
-	if r.Socket() && r.MaxFrame > c.Limits.BodyBudget/4 {
-		bad("engine_api.max_frame", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+	if r.Socket() && r.MaxFrame > c.Limits.MemoryBudget/4 {
+		bad("engine_api.max_frame", "%d bytes is more than a quarter of limits.memory_budget (%d); want at most %d", r.MaxFrame, c.Limits.MemoryBudget, c.Limits.MemoryBudget/4)
 	}
-	for i, h := range r.Hosts {
+	for i, h := range r.AllowedHosts {
 		_, notNet := netip.ParsePrefix(h)
 		_, notAddr := netip.ParseAddr(h)
 		if notNet != nil && notAddr != nil && (h == "" || strings.ContainsAny(h, "/:* ")) {
@@ -45,7 +45,7 @@ func (c *Config) checkEngineAPI(bad report) {
 		return
 	}
 	host, port, _ := net.SplitHostPort(r.Listen)
-	if port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen || r.Listen == c.Register.Listen) {
+	if port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen || r.Listen == c.Registration.Listen) {
 		bad("engine_api.listen", "%s is the address of another listener; want a different address", quoted(r.Listen))
 	}
 	if ip, err := netip.ParseAddr(host); r.Token == "" && host != "localhost" && (err != nil || !ip.IsLoopback()) {

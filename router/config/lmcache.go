@@ -48,8 +48,8 @@ func (c *Config) withPeer(w *Worker) map[string][]string {
 		}
 		own[key] = values
 	}
-	add("init_port", l.InitPort...)
-	add("alloc_port", l.AllocPort...)
+	add("init_port", l.PeerInitPort...)
+	add("alloc_port", l.PeerAllocPort...)
 	add("peer_host", l.PeerHost)
 	return own
 }
@@ -58,7 +58,7 @@ func (c *Config) checkLMCache(bad report) {
 	for _, list := range []struct {
 		path  string
 		ports []string
-	}{{"lmcache.peer_init_port", c.LMCache.InitPort}, {"lmcache.peer_alloc_port", c.LMCache.AllocPort}} {
+	}{{"lmcache.peer_init_port", c.LMCache.PeerInitPort}, {"lmcache.peer_alloc_port", c.LMCache.PeerAllocPort}} {
 		for _, v := range list.ports {
 			if n, err := strconv.ParseUint(v, 10, 16); err != nil || n == 0 {
 				bad(list.path, "%s is not a port; want 1 to 65535", quoted(v))

@@ -33,8 +33,8 @@ func (a Admin) MarshalJSON() ([]byte, error) {
 }
 
 // String shows all but the token.
-func (r Register) String() string {
-	type fields Register
+func (r Registration) String() string {
+	type fields Registration
 	if r.Token != "" {
 		r.Token = maskedText
 	}
@@ -42,14 +42,14 @@ func (r Register) String() string {
 }
 
 // GoString hides the token from %#v too.
-func (r Register) GoString() string { return r.String() }
+func (r Registration) GoString() string { return r.String() }
 
 // LogValue hides the token from slog.
-func (r Register) LogValue() slog.Value { return slog.StringValue(r.String()) }
+func (r Registration) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
 // MarshalJSON hides the token.
-func (r Register) MarshalJSON() ([]byte, error) {
-	type fields Register
+func (r Registration) MarshalJSON() ([]byte, error) {
+	type fields Registration
 	if r.Token != "" {
 		r.Token = maskedText
 	}
@@ -81,7 +81,7 @@ func (r EngineAPI) MarshalJSON() ([]byte, error) {
 }
 
 // configFields is Config without its methods, so that printing one does not recurse. The fields of
-// types Admin, Register and EngineAPI still mask their secrets.
+// types Admin, Registration and EngineAPI still mask their secrets.
 type configFields Config
 
 // String shows every value but secrets.

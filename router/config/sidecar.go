@@ -116,7 +116,7 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 		c.Schedule.Explain = -1 // without an admin listener the records cannot be read
 	}
 	if len(f.engine(c).Ranks) <= 1 {
-		c.Health.Scrape = -1 // with one rank there is no choice by load
+		c.Health.MetricsInterval = -1 // with one rank there is no choice by load
 	}
 	return c, nil
 }
@@ -129,12 +129,12 @@ func sidecarDefault() *Config {
 	c.Listen, c.Admin.Listen = "127.0.0.1:8000", "off"
 	c.PD.Family = "nixl"
 	c.origins["pd.family"] = origin{from: "sidecar"}
-	c.Limits.BodyBudget, c.Limits.MaxConns, c.Limits.PoolWaiters = 256*mib, 10_000, 256
+	c.Limits.MemoryBudget, c.Limits.MaxConns, c.Limits.PoolWaiters = 256*mib, 10_000, 256
 	c.Index.MaxBytes = 4 * mib
 	c.Tokens.CacheBytes = 2 * mib
 	c.Schedule.Explain = 256
-	c.Admission.Mode = "off" // the router in front of the sidecar has admitted the request
-	c.Migration.Max = 0      // there is no other engine to continue on
+	c.Admission.Mode = "off"    // the router in front of the sidecar has admitted the request
+	c.Migration.MaxAttempts = 0 // there is no other engine to continue on
 	return c
 }
 

@@ -15,11 +15,11 @@ import (
 // Dynamic reports whether workers may come from a source other than this configuration.
 func (c *Config) Dynamic() bool {
 	d := &c.Discovery
-	return d.File != "" || len(d.DNS) > 0 || c.Kube.Selector != "" || c.Register.On()
+	return d.File != "" || len(d.DNS) > 0 || c.Kube.Selector != "" || c.Registration.On()
 }
 
 // On reports whether the registration listener is enabled.
-func (r *Register) On() bool { return r.Listen != "" && r.Listen != "off" }
+func (r *Registration) On() bool { return r.Listen != "" && r.Listen != "off" }
 
 // fillDefaults sets the defaults of one entry, because Default has no entries of lists.
 func (d *DNS) fillDefaults() {
@@ -106,7 +106,7 @@ func (c *Config) checkTemplate(bad report, path string, w *Worker) {
 }
 
 func (c *Config) checkRegister(bad report) {
-	r := &c.Register
+	r := &c.Registration
 	if !r.On() {
 		return
 	}
@@ -142,7 +142,7 @@ func (c *Config) checkRegister(bad report) {
 
 // Prefixes returns the networks of the registration listener, or the loopback networks if none are
 // configured. r must have been checked.
-func (r *Register) Prefixes() []netip.Prefix {
+func (r *Registration) Prefixes() []netip.Prefix {
 	if len(r.Networks) == 0 {
 		return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	}
@@ -182,7 +182,7 @@ func (c *Config) describeSources(line func(string, ...any)) {
 	if c.Kube.Selector != "" {
 		line("  more from Kubernetes: pods with %s, role by label %s, port %s", c.Kube.Selector, c.Kube.RoleLabel, c.Kube.Port)
 	}
-	if r := &c.Register; r.On() {
+	if r := &c.Registration; r.On() {
 		how := "a token"
 		if r.ClientCA != "" {
 			how = "a certificate"

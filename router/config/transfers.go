@@ -19,7 +19,7 @@ func (c *Config) WantsNIXL() bool {
 	case "off":
 		return false
 	default:
-		return c.HandsOverByNIXL() && (c.Register.On() || t.SideChannel != "" && t.SideChannel != "off")
+		return c.HandsOverByNIXL() && (c.Registration.On() || t.SideChannel != "" && t.SideChannel != "off")
 	}
 }
 
@@ -39,7 +39,7 @@ func (c *Config) SideChannelUnused() string {
 
 // WantsUCX reports whether the router receives UCX active messages.
 func (c *Config) WantsUCX() bool {
-	return c.Transfers.UCX == "on" || c.Transfers.UCX == "auto" && c.HandsOverByNIXL() && c.Register.On()
+	return c.Transfers.UCX == "on" || c.Transfers.UCX == "auto" && c.HandsOverByNIXL() && c.Registration.On()
 }
 
 // ReportEndpoint returns the ZMQ endpoint to bind for the connector's reports, or "" if there is none.
@@ -50,10 +50,10 @@ func (c *Config) ReportEndpoint() string {
 		return ""
 	case t.ZMQListen != "":
 		return t.ZMQListen
-	case !c.Register.On() || t.ZMQ != "on" && !c.HandsOverByNIXL():
+	case !c.Registration.On() || t.ZMQ != "on" && !c.HandsOverByNIXL():
 		return ""
 	}
-	host, _, err := net.SplitHostPort(c.Register.Listen)
+	host, _, err := net.SplitHostPort(c.Registration.Listen)
 	if err != nil {
 		return ""
 	}
@@ -82,7 +82,7 @@ func (c *Config) describeTransfers(line func(string, ...any)) {
 
 // openSockets returns a warning for each ZMQ socket that accepts messages from any host.
 func (c *Config) openSockets() (out []string) {
-	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
+	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Registration.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
 		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, accepts reports of transfers from any host that reaches it, because registration.networks is empty; set transfers.zmq_networks to the engines' CIDRs, such as 10.0.0.0/16", quoted(t.ZMQListen)))
 	}
 	if l := &c.LMCache; c.UsesFamily("lmcache") && len(l.Networks) == 0 && !onLoopback(l.NotifyEndpoint()) {
@@ -100,7 +100,7 @@ func onLoopback(endpoint string) bool {
 
 func (c *Config) checkTransfers(bad report) {
 	t := &c.Transfers
-	if n := t.BoardSlots; n%64 != 0 {
+	if n := t.CompletionSlots; n%64 != 0 {
 		bad("transfers.completion_slots", "%d; want a multiple of 64", n)
 	}
 	if addr := t.ZMQListen; addr != "" {
@@ -114,10 +114,10 @@ func (c *Config) checkTransfers(bad report) {
 		}
 	}
 	checkNetworks(bad, "transfers.zmq_networks", t.ZMQNetworks)
-	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Register.On() {
+	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Registration.On() {
 		bad("transfers.zmq", "on, but neither transfers.zmq_listen nor registration.listen is set, so the socket has no address; want one of them set")
 	}
-	if t.UCX == "on" && !c.Register.On() {
+	if t.UCX == "on" && !c.Registration.On() {
 		bad("transfers.ucx", "on, but registration.listen is off, so connectors cannot learn the address; want registration.listen set")
 	}
 	for i, d := range t.UCXDevices {

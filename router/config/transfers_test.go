@@ -24,7 +24,7 @@ func TestTransferTiers(t *testing.T) {
 					c := Default()
 					c.PD.Family = family
 					if listens {
-						c.Register.Listen, c.Register.Token = "127.0.0.1:8081", "0123456789abcdef"
+						c.Registration.Listen, c.Registration.Token = "127.0.0.1:8081", "0123456789abcdef"
 					}
 					tier.set(&c.Transfers, value)
 					var problems []string

@@ -22,8 +22,8 @@ var fieldEngines = []struct {
 	engine func(*sim.Options)
 	conf   func(*config.Config)
 }{
-	{"completions", nil, func(c *config.Config) { c.EngineAPI.VLLM = "completions" }},
-	{"generate", nil, func(c *config.Config) { c.EngineAPI.VLLM = "generate" }},
+	{"completions", nil, func(c *config.Config) { c.EngineAPI.VLLMDialect = "completions" }},
+	{"generate", nil, func(c *config.Config) { c.EngineAPI.VLLMDialect = "generate" }},
 	{"SGLang", func(o *sim.Options) { o.Engine = "sglang" }, nil},
 	{"TensorRT-LLM", func(o *sim.Options) { o.Engine = "trtllm" }, func(c *config.Config) {
 		for i := range c.Workers {

@@ -32,11 +32,11 @@ type Options struct {
 	// HealthPath is the path of health probes [the first that exists of /health, /ping,
 	// /v1/models]. A worker's Spec may set another.
 	HealthPath string
-	// After FailAfter consecutive failures (probes, or connection-level failures of traffic) a
+	// After UnhealthyThreshold consecutive failures (probes, or connection-level failures of traffic) a
 	// worker is Unhealthy [2]; one successful probe makes it healthy again. A probe that hangs
 	// counts once for every ProbeInterval it took, so a dead engine is removed from the pools at
 	// most DetectWithin after it died (1.5s by default).
-	FailAfter int
+	UnhealthyThreshold int
 	// ScrapeInterval is the interval between readings of /metrics for running, waiting and KV usage
 	// [1s]; below 0: never. It grows with the number of servers as ProbeInterval does.
 	ScrapeInterval time.Duration
@@ -51,9 +51,9 @@ type Options struct {
 	// tokens still to be computed. A rank at a bound is AtCapacity until some end; 0: unlimited. A
 	// worker's Spec may override them.
 	MaxRequests, MaxTokens int64
-	// RetryShare is the number of retries that a pool may make per request, RetryPerSecond the
+	// RetryBudgetRatio is the number of retries that a pool may make per request, RetryBudgetMinPerSecond the
 	// number per second in addition [0.2, 3]; below 0: none.
-	RetryShare, RetryPerSecond float64
+	RetryBudgetRatio, RetryBudgetMinPerSecond float64
 	// ProbeInference sends one tiny completion to each server of a worker before it is admitted
 	// [false]. Otherwise only an engine core that may be frozen is sent a completion of one token;
 	// nothing else calls an inference endpoint.
@@ -81,8 +81,8 @@ func (o *Options) defaults() {
 	if o.ProbeTimeout <= 0 {
 		o.ProbeTimeout = time.Second
 	}
-	if o.FailAfter <= 0 {
-		o.FailAfter = 2
+	if o.UnhealthyThreshold <= 0 {
+		o.UnhealthyThreshold = 2
 	}
 	if o.BreakerThreshold <= 0 {
 		o.BreakerThreshold = 5
@@ -99,11 +99,11 @@ func (o *Options) defaults() {
 	if o.Frozen.Host == 0 {
 		o.Frozen.Host = 10 * time.Second
 	}
-	if o.RetryShare == 0 {
-		o.RetryShare = 0.2
+	if o.RetryBudgetRatio == 0 {
+		o.RetryBudgetRatio = 0.2
 	}
-	if o.RetryPerSecond == 0 {
-		o.RetryPerSecond = 3
+	if o.RetryBudgetMinPerSecond == 0 {
+		o.RetryBudgetMinPerSecond = 3
 	}
 	if o.ScrapeInterval == 0 {
 		o.ScrapeInterval = time.Second
@@ -134,9 +134,9 @@ func (p *Settings) detectWithin() time.Duration {
 	// A probe that hangs uses up whole intervals; a remaining one needs one more probe, which may
 	// hang as long.
 	hung := max(int(p.ProbeTimeout/p.ProbeInterval), 1)
-	probes := (p.FailAfter + hung - 1) / hung
+	probes := (p.UnhealthyThreshold + hung - 1) / hung
 	each := max(p.ProbeTimeout, p.ProbeInterval)
-	refused := p.ProbeInterval * time.Duration(p.FailAfter)
+	refused := p.ProbeInterval * time.Duration(p.UnhealthyThreshold)
 	return max(refused, p.ProbeInterval+each*time.Duration(probes-1)+p.ProbeTimeout)
 }
 

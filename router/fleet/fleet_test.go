@@ -105,8 +105,8 @@ func TestDetectWithinTwoSecondsByDefault(t *testing.T) {
 		want time.Duration
 	}{
 		{Options{}, 1500 * time.Millisecond},
-		{Options{ProbeInterval: time.Second, ProbeTimeout: time.Second, FailAfter: 3}, 4 * time.Second},
-		{Options{ProbeInterval: time.Second, ProbeTimeout: 100 * time.Millisecond, FailAfter: 2}, 2100 * time.Millisecond},
+		{Options{ProbeInterval: time.Second, ProbeTimeout: time.Second, UnhealthyThreshold: 3}, 4 * time.Second},
+		{Options{ProbeInterval: time.Second, ProbeTimeout: 100 * time.Millisecond, UnhealthyThreshold: 2}, 2100 * time.Millisecond},
 	} {
 		if got := c.opt.DetectWithin(); got != c.want {
 			t.Errorf("%+v: %s; want %s", c.opt, got, c.want)

@@ -79,7 +79,7 @@ func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 		fails = max(int32((monotime.Uptime()-began)/pace.ProbeInterval), 1)
 	}
 	s.noteRefused(err)
-	if int(s.schedule.fails.Add(fails)) >= pace.FailAfter || !s.up.Load() {
+	if int(s.schedule.fails.Add(fails)) >= pace.UnhealthyThreshold || !s.up.Load() {
 		s.markDown(short(err))
 	}
 }

@@ -32,7 +32,7 @@ func TestIntervals(t *testing.T) {
 	for _, o := range []Options{
 		{ProbeInterval: time.Minute, ScrapeInterval: time.Hour},
 		{ProbeInterval: 10 * ms, ProbeTimeout: ms, ScrapeInterval: 10 * ms},
-		{ProbeTimeout: 20 * time.Second, FailAfter: 1000},
+		{ProbeTimeout: 20 * time.Second, UnhealthyThreshold: 1000},
 		{ScrapeInterval: -1},
 	} {
 		p := o.Settings()

@@ -95,7 +95,7 @@ func TestBreakersNeverEmptyAPool(t *testing.T) {
 // again begins with closed breakers; removal stops their clocks.
 func TestBreakerEndsWithItsServer(t *testing.T) {
 	e := newEngine(t)
-	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, BreakerTimeout: 30 * time.Second, BreakerThreshold: 1, FailAfter: 100})
+	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, BreakerTimeout: 30 * time.Second, BreakerThreshold: 1, UnhealthyThreshold: 100})
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.url(), Ranks: []uint16{0, 1}})
 	r := waitRanks(t, f, "tiny", 2).Aggregated[0]
 	f.ReportFailure(r, errors.New("connection reset by peer"))

@@ -9,7 +9,7 @@ import (
 
 // retryBudget is a pool's budget of retries: each request credits a fraction of one, time credits a
 // little more, each retry withdraws one. An overloaded or failing pool thus gets at most the fraction
-// RetryShare more work, instead of several times as much.
+// RetryBudgetRatio more work, instead of several times as much.
 //
 // The balance is in millionths of a retry. Requests add to it, retries compare and swap it down,
 // and one of many concurrent callers credits the elapsed time by swapping creditedUntil. No caller
@@ -37,8 +37,8 @@ const (
 )
 
 func newBudgetRate(p *Settings) *budgetRate {
-	to := &budgetRate{share: int64(max(p.RetryShare, 0) * oneRetry)}
-	perSecond := max(p.RetryPerSecond, 0)
+	to := &budgetRate{share: int64(max(p.RetryBudgetRatio, 0) * oneRetry)}
+	perSecond := max(p.RetryBudgetMinPerSecond, 0)
 	if perSecond > 0 {
 		to.interval = int64(float64(time.Second) / perSecond)
 	}
@@ -49,7 +49,7 @@ func newBudgetRate(p *Settings) *budgetRate {
 func newBudget(p *Settings) *retryBudget {
 	b := &retryBudget{clock: monotime.StartClock()}
 	b.rate.Store(newBudgetRate(p))
-	b.balance.Store(int64(max(p.RetryPerSecond, 0) * budgetSeconds * oneRetry))
+	b.balance.Store(int64(max(p.RetryBudgetMinPerSecond, 0) * budgetSeconds * oneRetry))
 	return b
 }
 

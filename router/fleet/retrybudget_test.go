@@ -20,7 +20,7 @@ func grants(f *Fleet, p *Pool, tries int) (n int) {
 
 func TestRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := New(Options{RetryShare: 0.2, RetryPerSecond: 2})
+		f := New(Options{RetryBudgetRatio: 0.2, RetryBudgetMinPerSecond: 2})
 		defer f.Close()
 		p := &Pool{Model: "m", budget: f.budgetOf("m")}
 		other := &Pool{Model: "n", budget: f.budgetOf("n")}
@@ -57,7 +57,7 @@ func TestRetryBudget(t *testing.T) {
 }
 
 func TestRetriesOff(t *testing.T) {
-	f := New(Options{RetryShare: -1, RetryPerSecond: -1})
+	f := New(Options{RetryBudgetRatio: -1, RetryBudgetMinPerSecond: -1})
 	defer f.Close()
 	p := &Pool{budget: f.budgetOf("m")}
 	f.CreditRequest(p)

@@ -59,10 +59,10 @@ type server struct {
 	models seenModels // used by the scraper only
 }
 
-// trafficFailed counts a failure; after FailAfter in a row the server goes down at once.
+// trafficFailed counts a failure; after UnhealthyThreshold in a row the server goes down at once.
 func (s *server) trafficFailed(err error) {
 	s.probeSoon()
-	if n := s.trafficFails.Add(1); int(n) < s.member.fleet.settings.Load().FailAfter || !s.up.Load() {
+	if n := s.trafficFails.Add(1); int(n) < s.member.fleet.settings.Load().UnhealthyThreshold || !s.up.Load() {
 		return
 	}
 	s.noteRefused(err)

@@ -9,26 +9,26 @@ import (
 
 // Settings are the Options that may change while the fleet runs.
 type Settings struct {
-	Engines                     upstream.ReloadableOptions // of the connections to engines
-	ProbeInterval, ProbeTimeout time.Duration
-	HealthPath                  string
-	FailAfter                   int
-	ScrapeInterval              time.Duration
-	ProbeInference              bool
-	BreakerThreshold            int
-	BreakerTimeout              time.Duration
-	Frozen                      liveness.Bounds
-	MaxRequests, MaxTokens      int64
-	RetryShare, RetryPerSecond  float64
+	Engines                                   upstream.ReloadableOptions // of the connections to engines
+	ProbeInterval, ProbeTimeout               time.Duration
+	HealthPath                                string
+	UnhealthyThreshold                        int
+	ScrapeInterval                            time.Duration
+	ProbeInference                            bool
+	BreakerThreshold                          int
+	BreakerTimeout                            time.Duration
+	Frozen                                    liveness.Bounds
+	MaxRequests, MaxTokens                    int64
+	RetryBudgetRatio, RetryBudgetMinPerSecond float64
 }
 
 // Settings returns the Settings in o.
 func (o Options) Settings() Settings {
 	o.defaults()
 	return Settings{
-		Engines: o.Upstream.Reloadable(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, HealthPath: o.HealthPath, FailAfter: o.FailAfter,
+		Engines: o.Upstream.Reloadable(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, HealthPath: o.HealthPath, UnhealthyThreshold: o.UnhealthyThreshold,
 		ScrapeInterval: o.ScrapeInterval, ProbeInference: o.ProbeInference, BreakerThreshold: o.BreakerThreshold, BreakerTimeout: o.BreakerTimeout, Frozen: o.Frozen,
-		MaxRequests: o.MaxRequests, MaxTokens: o.MaxTokens, RetryShare: o.RetryShare, RetryPerSecond: o.RetryPerSecond,
+		MaxRequests: o.MaxRequests, MaxTokens: o.MaxTokens, RetryBudgetRatio: o.RetryBudgetRatio, RetryBudgetMinPerSecond: o.RetryBudgetMinPerSecond,
 	}
 }
 

@@ -76,7 +76,7 @@ func TestChangeOfScraping(t *testing.T) {
 // Retries are granted by the pay of now; what was saved up stays.
 func TestChangeOfRetries(t *testing.T) {
 	e := newEngine(t)
-	opt := Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, RetryShare: -1, RetryPerSecond: -1}
+	opt := Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, RetryBudgetRatio: -1, RetryBudgetMinPerSecond: -1}
 	f, _ := newFleet(t, opt)
 	mustAdd(t, f, worker.Spec{ID: "a", URL: e.url()})
 	p := waitRanks(t, f, "tiny", 1)
@@ -84,14 +84,14 @@ func TestChangeOfRetries(t *testing.T) {
 	if f.WithdrawRetry(p) {
 		t.Error("a retry of nothing")
 	}
-	opt.RetryShare = 1
+	opt.RetryBudgetRatio = 1
 	f.Reload(opt.Settings())
 	f.CreditRequest(p)
 	if !f.WithdrawRetry(p) || f.WithdrawRetry(p) {
 		t.Error("one request pays for one retry")
 	}
 	f.CreditRequest(p)
-	opt.RetryShare = -1
+	opt.RetryBudgetRatio = -1
 	f.Reload(opt.Settings())
 	f.CreditRequest(p)
 	if !f.WithdrawRetry(p) || f.WithdrawRetry(p) {

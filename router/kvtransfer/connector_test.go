@@ -68,12 +68,12 @@ func wheel(t *testing.T, python string) string {
 func listen(t *testing.T, w *Watcher, logs *strings.Builder) string {
 	t.Helper()
 	cfg := config.Default()
-	cfg.Register.Listen, cfg.Register.Token = "127.0.0.1:0", token
+	cfg.Registration.Listen, cfg.Registration.Token = "127.0.0.1:0", token
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	s, err := registration.New(registration.Options{
-		Config: cfg.Register, Log: slog.New(slog.NewTextHandler(logs, nil)),
+		Config: cfg.Registration, Log: slog.New(slog.NewTextHandler(logs, nil)),
 		Connector: func(reached netip.Addr) (any, error) { return w.Document(reached) },
 	})
 	if err != nil {

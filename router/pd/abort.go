@@ -72,8 +72,8 @@ func (q *request) armDecodeAbort() (onGone func()) {
 	}
 	// Without time to finish, the leg is aborted at once and its engine notifies prefill twice: then
 	// the router need not wait for the engine either.
-	if q.pd.AbandonedDecode > 0 && q.notifiesTwice(l.rank) {
-		rule.NotifiesTwice, rule.DrainTime = true, q.pd.AbandonedDecode
+	if q.pd.AbandonedDecodeTimeout > 0 && q.notifiesTwice(l.rank) {
+		rule.NotifiesTwice, rule.DrainTime = true, q.pd.AbandonedDecodeTimeout
 	}
 	return l.armAbort(&rule)
 }

@@ -529,7 +529,7 @@ type neededWorkers struct {
 // timeouts.pool_wait, counted from when there was none. Then it goes on, and is refused as a request that
 // found none at its arrival, or runs without prefill if its pool may.
 func (r *Runner) awaitWorkers(q *request) admission.Verdict {
-	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayPlainDecode() && !q.prefillOnly {
+	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly() && !q.prefillOnly {
 		return admission.Started
 	}
 	now, needed := time.Now(), q.neededWorkers()

@@ -68,7 +68,7 @@ func (q *request) runDisaggregated() {
 			q.countRetry(schedule.PrefillLeg)
 			continue
 		case prefillUnavailable:
-			if !q.fallBackToPlainDecode() {
+			if !q.fallBackToDecodeOnly() {
 				return
 			}
 		}
@@ -83,11 +83,11 @@ func (q *request) runDisaggregated() {
 // about it.
 func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	q.resetHandover()
-	if q.plainDecode || q.attempt-q.freeTries > q.pd.MaxAttempts {
+	if q.decodeOnly || q.attempt-q.freeTries > q.pd.MaxAttempts {
 		return prefill, prefillUnavailable
 	}
 	if q.attempt > 1 || q.resumption != nil {
-		if q.refreshCandidates(); !q.hasCandidate(q.plan.Prefill) && !q.mayPlainDecode() {
+		if q.refreshCandidates(); !q.hasCandidate(q.plan.Prefill) && !q.mayDecodeOnly() {
 			q.awaitCandidate(schedule.PrefillLeg) // if none appears, the choice below reports it
 		}
 	}
@@ -134,9 +134,9 @@ func (q *request) resetHandover() {
 	}
 }
 
-// fallBackToPlainDecode makes decode run the whole request. It answers with an error and returns
+// fallBackToDecodeOnly makes decode run the whole request. It answers with an error and returns
 // false if the configuration or the family forbids that.
-func (q *request) fallBackToPlainDecode() bool {
+func (q *request) fallBackToDecodeOnly() bool {
 	q.handover.Handle = nil
 	// No decode engine will read the blocks of a handle whose lease ends too soon.
 	q.prefillLeg.onKV(abort.Abandoned)
@@ -148,10 +148,10 @@ func (q *request) fallBackToPlainDecode() bool {
 	switch {
 	case q.refuseIfGone():
 		return false
-	case q.plan.Traits.NoPlainDecode:
+	case q.plan.Traits.NoDecodeOnly:
 		q.refuse(front.UpstreamFailed, "prefill is unavailable"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
 		return false
-	case !q.pd.PlainDecode:
+	case !q.pd.DecodeOnlyFallback:
 		q.refuse(front.UpstreamFailed, "the prefill response has no usable handle"+tries+"pd.decode_only_fallback is off", time.Second)
 		return false
 	}

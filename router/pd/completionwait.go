@@ -13,7 +13,7 @@ import (
 // there are none.
 func (q *request) expectCompletions() Expectation {
 	waiter, ok := q.plan.Family.(family.CompletionWaiter)
-	if !ok || q.settings.Completions == nil || q.pd.NotifyWait == 0 {
+	if !ok || q.settings.Completions == nil || q.pd.CompletionTimeout == 0 {
 		return nil
 	}
 	id, count := waiter.ExpectedCompletions(&q.handover)
@@ -28,7 +28,7 @@ func (q *request) expectCompletions() Expectation {
 const peerCheckInterval = 200 * time.Millisecond
 
 // awaitCompletions waits between the legs until the engines report that the transfer is complete.
-// If that takes longer than PD.NotifyWait, or one of the two engines is lost, the legs run again on
+// If that takes longer than PD.CompletionTimeout, or one of the two engines is lost, the legs run again on
 // other ranks, or another decode worker runs the whole request. Without another decode worker it
 // refuses the request. It returns early if the client disconnects.
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
@@ -38,7 +38,7 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 		return prefillDone
 	default:
 	}
-	until := q.prefillLeg.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
+	until := q.prefillLeg.handleAt.Add(min(q.pd.CompletionTimeout, q.pd.Lease-q.pd.LeaseMargin))
 	if by := began.Add(q.settings.Timeouts.Prefill); by.Before(until) {
 		until = by
 	}

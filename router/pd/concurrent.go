@@ -537,11 +537,11 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 func (q *request) retryHandover(rank *worker.Rank, reason front.Reason, err error) legEnd {
 	switch {
 	case q.withdrawRetry():
-	case q.plan.Traits.NoPlainDecode, !q.pd.PlainDecode:
+	case q.plan.Traits.NoDecodeOnly, !q.pd.DecodeOnlyFallback:
 		q.refuse(reason, fmt.Sprintf("prefill on %s failed%s: %s", rank.ID, q.triesSuffix(schedule.PrefillLeg), upstream.ClientMessage(err)), time.Second)
 		return legAnswered
 	default:
-		q.plainDecode = true
+		q.decodeOnly = true
 	}
 	return legRetry
 }

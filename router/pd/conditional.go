@@ -17,7 +17,7 @@ const headerPlan = "X-Sluice-Plan"
 // conditional reports whether the decode rank may run prefill for a model's requests even if
 // prefill workers are ready.
 func conditional(pd *config.PD, t family.Traits) bool {
-	return !t.NoPlainDecode && (pd.LocalPrefillTokens > 0 || pd.LocalWhenFaster)
+	return !t.NoDecodeOnly && (pd.LocalPrefillTokens > 0 || pd.LocalWhenFaster)
 }
 
 // choosesJointly reports whether the scheduler chooses the ranks of both legs together. It does so

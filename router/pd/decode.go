@@ -15,10 +15,10 @@ import (
 type legEnd int
 
 const (
-	legAnswered    legEnd = iota // the client has its response
-	legRetry                     // failed before the client received a byte: run the attempt again
-	legDeclined                  // a trial decode has too few blocks of the prompt cached
-	legPlainDecode               // decode runs the whole request
+	legAnswered   legEnd = iota // the client has its response
+	legRetry                    // failed before the client received a byte: run the attempt again
+	legDeclined                 // a trial decode has too few blocks of the prompt cached
+	legDecodeOnly               // decode runs the whole request
 )
 
 // decode runs the last leg: decode with the handle, decode alone, or the whole request. With a
@@ -30,7 +30,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 			if q.triesLeft() {
 				return legRetry
 			}
-			if !q.fallBackToPlainDecode() {
+			if !q.fallBackToDecodeOnly() {
 				return legAnswered
 			}
 		}
@@ -38,7 +38,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 			if q.handleLostHandover(reason) == legRetry {
 				return legRetry
 			}
-			if !q.fallBackToPlainDecode() {
+			if !q.fallBackToDecodeOnly() {
 				return legAnswered
 			}
 		}
@@ -88,7 +88,7 @@ func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
 		return false
 	}
 	if q.refreshCandidates(); q.hasCandidate(q.candidates(leg)) {
-		return try < q.pd.DecodeTries
+		return try < q.pd.DecodeAttempts
 	}
 	return f.refused && try < maxFreeTries && q.awaitCandidate(leg)
 }

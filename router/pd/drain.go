@@ -95,14 +95,14 @@ const (
 )
 
 // WorkerChanged handles a state change of a worker. If the worker drains or has been removed, its
-// migratable streams move to other workers after Migration.DrainAfter, each at its next splice
+// migratable streams move to other workers after Migration.DrainDelay, each at its next splice
 // point. Streams that cannot move stay until they end. WorkerChanged does not block.
 func (r *Runner) WorkerChanged(w *worker.Worker, to worker.State) {
 	m := &r.options().Migration
-	if m.Max == 0 || m.DrainAfter < 0 || to != worker.Draining && to != worker.Gone {
+	if m.MaxAttempts == 0 || m.DrainDelay < 0 || to != worker.Draining && to != worker.Gone {
 		return
 	}
-	time.AfterFunc(m.DrainAfter, func() { r.drainStreams(w) })
+	time.AfterFunc(m.DrainDelay, func() { r.drainStreams(w) })
 }
 
 // drainStreams asks the streams of a worker to migrate. It repeats this every drainRetry until the

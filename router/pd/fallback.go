@@ -49,12 +49,12 @@ type FailingHandover struct {
 	Detail   string
 }
 
-// PlainDecodeAllowed reports whether, for every model, decode may run whole requests when no
+// DecodeOnlyAllowed reports whether, for every model, decode may run whole requests when no
 // prefill worker is healthy. That requires pd.decode_only_fallback and a family whose decode
 // engines can prefill.
-func (r *Runner) PlainDecodeAllowed() bool {
+func (r *Runner) DecodeOnlyAllowed() bool {
 	s := r.current.Load()
-	allowed := func(m *modelPD) bool { return m.pd.PlainDecode && !m.traits.NoPlainDecode }
+	allowed := func(m *modelPD) bool { return m.pd.DecodeOnlyFallback && !m.traits.NoDecodeOnly }
 	for _, m := range s.models {
 		if !allowed(m) {
 			return false

@@ -23,7 +23,7 @@ func (q *request) releaseKV() {
 	}
 	q.noteFallback("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")
 	opt := q.settings
-	for range q.pd.DecodeTries {
+	for range q.pd.DecodeAttempts {
 		if q.leaseExpired() {
 			return
 		}

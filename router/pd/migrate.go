@@ -206,7 +206,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	reason := c.MigrationBlocker()
 	switch {
 	case reason != "":
-	case !draining && !continued && (int(c.moves) >= opt.Migration.Max || int(c.suspects) > opt.Migration.Max):
+	case !draining && !continued && (int(c.moves) >= opt.Migration.MaxAttempts || int(c.suspects) > opt.Migration.MaxAttempts):
 		reason = "limit"
 	case time.Now().After(c.deadline.Time()):
 		reason = "deadline"

@@ -101,9 +101,9 @@ func (r *Runner) OpenNotificationBreakers() (n int) {
 
 // notifyingCandidates returns the candidates of a prefill leg without the ranks whose breaker is
 // open. It returns all of them if the family does not wait for notifications or the configuration
-// forbids plain decode.
+// forbids that decode runs alone.
 func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank {
-	if q.r.notificationBreakers.count.Load() == 0 || !q.pd.PlainDecode || q.pd.NotifyWait == 0 {
+	if q.r.notificationBreakers.count.Load() == 0 || !q.pd.DecodeOnlyFallback || q.pd.CompletionTimeout == 0 {
 		return candidates
 	}
 	if _, waits := q.plan.Family.(family.CompletionWaiter); !waits {

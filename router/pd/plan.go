@@ -51,8 +51,8 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	p := Plan{
 		Family:  m.family,
 		Traits:  m.traits,
-		Prefill: withLabel(pool.Prefill, m.pd.PrefillLabel),
-		Decode:  withLabel(decodeRanks(pool, m.traits), m.pd.DecodeLabel),
+		Prefill: withLabel(pool.Prefill, m.pd.PrefillLabels),
+		Decode:  withLabel(decodeRanks(pool, m.traits), m.pd.DecodeLabels),
 	}
 	reason := ""
 	if !m.traits.Kinds.Has(ep.Kind) {
@@ -60,14 +60,14 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	} else if !m.traits.Batches {
 		reason = reqbody.SeveralSequences(ep.Kind, doc)
 	}
-	if reason == "" && (!m.traits.NoPlainDecode || pool.Members[worker.Aggregated] > 0) {
+	if reason == "" && (!m.traits.NoDecodeOnly || pool.Members[worker.Aggregated] > 0) {
 		reason = singleEngineReason(ep.Kind, doc)
 	}
 	if reason == "" {
 		return p
 	}
-	p.usePlainDecode(reason)
-	if m.traits.NoPlainDecode {
+	p.useDecodeOnly(reason)
+	if m.traits.NoDecodeOnly {
 		p.Whole, p.wholeSet = pool.Aggregated, wholeAggregated
 		p.Unservable = pool.Members[worker.Aggregated] == 0
 	}
@@ -78,23 +78,23 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 const reasonNoPrefill = "no_prefill_worker"
 
 // fallBackWithoutPrefill changes the plan to one rank for the whole request if no prefill worker is
-// ready, the configuration allows it (plainDecode) and the family's engines can do it.
-func (p *Plan) fallBackWithoutPrefill(pool *fleet.Pool, plainDecode bool) {
-	if p.Family == nil || len(p.Prefill) > 0 || !plainDecode {
+// ready, the configuration allows it (decodeOnly) and the family's engines can do it.
+func (p *Plan) fallBackWithoutPrefill(pool *fleet.Pool, decodeOnly bool) {
+	if p.Family == nil || len(p.Prefill) > 0 || !decodeOnly {
 		return
 	}
 	switch {
-	case !p.Traits.NoPlainDecode && len(p.Decode) > 0:
-		p.usePlainDecode(reasonNoPrefill)
-	case p.Traits.NoPlainDecode && len(pool.Aggregated) > 0:
-		p.usePlainDecode(reasonNoPrefill)
+	case !p.Traits.NoDecodeOnly && len(p.Decode) > 0:
+		p.useDecodeOnly(reasonNoPrefill)
+	case p.Traits.NoDecodeOnly && len(pool.Aggregated) > 0:
+		p.useDecodeOnly(reasonNoPrefill)
 		p.Whole, p.wholeSet = pool.Aggregated, wholeAggregated
 	}
 	p.noPrefillWorker = p.Family == nil
 }
 
-// usePlainDecode changes the plan to one decode rank for the whole request. reason is one word.
-func (p *Plan) usePlainDecode(reason string) {
+// useDecodeOnly changes the plan to one decode rank for the whole request. reason is one word.
+func (p *Plan) useDecodeOnly(reason string) {
 	p.Whole, p.Family, p.Reason, p.wholeSet = p.Decode, nil, reason, wholeDecode
 }
 
@@ -127,7 +127,7 @@ func disaggregated(pool *fleet.Pool, m *modelPD) bool {
 		return false
 	}
 	return pool.Members[worker.Prefill] > 0 ||
-		m.traits.NoPlainDecode && pool.Members[worker.Decode] > 0 && pool.Members[worker.Aggregated] == 0
+		m.traits.NoDecodeOnly && pool.Members[worker.Decode] > 0 && pool.Members[worker.Aggregated] == 0
 }
 
 // wholeRanks returns the candidates for a request that one rank runs as a whole: the aggregated
@@ -142,7 +142,7 @@ func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 // decodeRanks returns the candidates of the decode leg: the decode workers, or the aggregated
 // workers (kv_both in vLLM) if the pool has no decode workers and such engines accept a hand-over.
 func decodeRanks(pool *fleet.Pool, t family.Traits) []*worker.Rank {
-	if pool.Members[worker.Decode] > 0 || t.NoPlainDecode {
+	if pool.Members[worker.Decode] > 0 || t.NoDecodeOnly {
 		return pool.Decode
 	}
 	return pool.Aggregated
@@ -199,7 +199,7 @@ func (q *request) filterRequest() bool {
 	if unsupported == "" {
 		return true
 	}
-	if !q.pd.PlainDecode {
+	if !q.pd.DecodeOnlyFallback {
 		code := front.BadField
 		if unsupported == "no_tokens" {
 			code = front.UpstreamFailed // the client cannot avoid it
@@ -207,6 +207,6 @@ func (q *request) filterRequest() bool {
 		q.refuse(code, "family "+q.plan.Family.Name()+" cannot hand this request over ("+unsupported+"), and pd.decode_only_fallback is off", 0)
 		return false
 	}
-	q.plan.usePlainDecode(unsupported)
+	q.plan.useDecodeOnly(unsupported)
 	return true
 }

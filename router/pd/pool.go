@@ -106,7 +106,7 @@ func (q *request) applyView(v *fleet.View) {
 	q.pd = &m.pd
 	q.plan = planFor(pool, q.req.Endpoint, &q.req.Doc, m)
 	if !q.wantsPrefillOnly() {
-		q.plan.fallBackWithoutPrefill(pool, q.pd.PlainDecode)
+		q.plan.fallBackWithoutPrefill(pool, q.pd.DecodeOnlyFallback)
 	}
 	q.skipTrippedPrefill()
 }
@@ -176,9 +176,9 @@ func (q *request) refuseEmptyPool() {
 	members := 0
 	switch reason {
 	case front.NoPrefillWorker:
-		role, labels, members = "prefill", q.pd.PrefillLabel, q.pool.Members[worker.Prefill]
+		role, labels, members = "prefill", q.pd.PrefillLabels, q.pool.Members[worker.Prefill]
 	case front.NoDecodeWorker:
-		role, labels, members = "decode", q.pd.DecodeLabel, q.pool.Members[worker.Decode]
+		role, labels, members = "decode", q.pd.DecodeLabels, q.pool.Members[worker.Decode]
 	default:
 		members = q.pool.Members[worker.Aggregated] + q.pool.Members[worker.Prefill] + q.pool.Members[worker.Decode]
 		role = "aggregated"

@@ -266,7 +266,7 @@ func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 		return false
 	}
 	if q.plan.Family != nil && !q.expectsHandover() {
-		q.plan.usePlainDecode("")
+		q.plan.useDecodeOnly("")
 	}
 	w := q.newWaiter()
 	w.Item.Pool, w.Item.Suspended = pause.by.pool, true
@@ -317,7 +317,7 @@ func (q *request) awaitLimit(deadline time.Time) bool {
 
 // expectsHandover is prefersHandover for a request that has no rank yet.
 func (q *request) expectsHandover() bool {
-	if q.plan.Traits.NoPlainDecode || !q.pd.PlainDecode || q.choosesJointly() {
+	if q.plan.Traits.NoDecodeOnly || !q.pd.DecodeOnlyFallback || q.choosesJointly() {
 		return true
 	}
 	query := q.newQuery(schedule.WholeLeg, q.plan.Decode)

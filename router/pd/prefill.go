@@ -237,7 +237,7 @@ func (q *request) endFailedPrefill(l *prefillLeg, err error) prefillEnd {
 func (q *request) nextPrefill(down bool) prefillEnd {
 	leg := schedule.PrefillLeg
 	q.refreshCandidates()
-	if q.triesLeft() && !q.pastDeadline() && (q.hasCandidate(q.candidates(leg)) || down && !q.mayPlainDecode() && q.awaitCandidate(leg)) && q.withdrawRetry() {
+	if q.triesLeft() && !q.pastDeadline() && (q.hasCandidate(q.candidates(leg)) || down && !q.mayDecodeOnly() && q.awaitCandidate(leg)) && q.withdrawRetry() {
 		return prefillRetry
 	}
 	q.noteFallback("prefill_failed", "no ready prefill worker is left")

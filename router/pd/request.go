@@ -113,17 +113,17 @@ type planPart struct {
 
 // legsPart holds the state that all tries of the request share.
 type legsPart struct {
-	attempt     int          // number of the current pair of legs, from 1
-	freeTries   int          // attempts that do not count, see triesLeft
-	plainDecode bool         // no more pairs: decode runs the whole request
-	tries       [3]int       // legs sent, indexed by schedule.LegKind
-	legSent     bool         // an engine has been sent a leg
-	suspects    int          // engines that broke after this request had been sent to them
-	unsent      bool         // the last leg failed before its engine had received any of it
-	refusedIDs  *worker.Rank // the prefill rank that refused the prompt as token ids; nil if none has
-	waited      time.Duration
-	pause       time.Duration // last pause of waitForRank
-	chosenFor   [3]chosenRank // indexed by schedule.LegKind
+	attempt    int          // number of the current pair of legs, from 1
+	freeTries  int          // attempts that do not count, see triesLeft
+	decodeOnly bool         // no more pairs: decode runs the whole request
+	tries      [3]int       // legs sent, indexed by schedule.LegKind
+	legSent    bool         // an engine has been sent a leg
+	suspects   int          // engines that broke after this request had been sent to them
+	unsent     bool         // the last leg failed before its engine had received any of it
+	refusedIDs *worker.Rank // the prefill rank that refused the prompt as token ids; nil if none has
+	waited     time.Duration
+	pause      time.Duration // last pause of waitForRank
+	chosenFor  [3]chosenRank // indexed by schedule.LegKind
 
 	reservedDecode schedule.Choice    // chosen before the prefill leg was sent
 	concurrent     *concurrentPrefill // the prefill leg that runs concurrently with decode; nil if none

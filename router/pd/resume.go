@@ -89,7 +89,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 	for i, r := range failed {
 		q.exclude(r, failure{down: cause.EngineFailed() && i == len(failed)-1}.exclusionReason())
 	}
-	q.suspects = max(int(c.suspects)-opt.Migration.Max+1, 0)
+	q.suspects = max(int(c.suspects)-opt.Migration.MaxAttempts+1, 0)
 	q.salt = c.salt
 	q.lookUpOverlap(time.Now())
 	if !q.filterRequest() {
@@ -101,7 +101,7 @@ func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.
 			return nil
 		}
 	case q.plan.Family != nil && !q.prefersHandover():
-		q.plan.usePlainDecode("")
+		q.plan.useDecodeOnly("")
 	}
 	if q.plan.Family == nil {
 		q.runWhole()
@@ -167,7 +167,7 @@ func filterRanks(s *steering, ranks []*worker.Rank) []*worker.Rank {
 // best decode rank would have to compute so many tokens that it delayed the requests it decodes.
 // Otherwise the best decode rank stays reserved for the whole request.
 func (q *request) prefersHandover() bool {
-	if q.plan.Traits.NoPlainDecode || !q.pd.PlainDecode || q.choosesJointly() {
+	if q.plan.Traits.NoDecodeOnly || !q.pd.DecodeOnlyFallback || q.choosesJointly() {
 		return true
 	}
 	choice, ok := q.choose(schedule.WholeLeg, q.plan.Decode)

@@ -44,7 +44,7 @@ func (s *streamState) tokenizer(own bool) *worker.Rank {
 // or answers with an error.
 func (s *streamState) postTokenize(client front.ClientGoneNotifier, rank *worker.Rank, body []byte) []byte {
 	opt := s.settings
-	by := time.Now().Add(opt.Migration.TokenizeWait)
+	by := time.Now().Add(opt.Migration.TokenizeTimeout)
 	if end := s.migration.deadline.Time(); end.Before(by) {
 		by = end
 	}

@@ -106,8 +106,8 @@ func (q *request) refreshCandidates() {
 	}
 	q.pool = pool
 	if p.Prefill != nil || p.Decode != nil || p.Family != nil {
-		p.Prefill = filterRanks(&q.steering, withLabel(pool.Prefill, q.pd.PrefillLabel))
-		p.Decode = filterRanks(&q.steering, withLabel(decodeRanks(pool, p.Traits), q.pd.DecodeLabel))
+		p.Prefill = filterRanks(&q.steering, withLabel(pool.Prefill, q.pd.PrefillLabels))
+		p.Decode = filterRanks(&q.steering, withLabel(decodeRanks(pool, p.Traits), q.pd.DecodeLabels))
 	}
 	if p.Family == nil {
 		p.Whole = filterRanks(&q.steering, q.wholeCandidates(pool))
@@ -120,7 +120,7 @@ func (q *request) wholeCandidates(pool *fleet.Pool) []*worker.Rank {
 	case wholeAny:
 		return anyRank(pool)
 	case wholeDecode:
-		return withLabel(decodeRanks(pool, q.plan.Traits), q.pd.DecodeLabel)
+		return withLabel(decodeRanks(pool, q.plan.Traits), q.pd.DecodeLabels)
 	case wholeAggregated:
 		return pool.Aggregated
 	}
@@ -155,8 +155,10 @@ func (q *request) prefillEngineLost() bool {
 	return state == worker.Unhealthy || state == worker.Gone || f.RefusesConnections(r)
 }
 
-// mayPlainDecode reports whether decode may run the whole request without a prefill worker.
-func (q *request) mayPlainDecode() bool { return q.pd.PlainDecode && !q.plan.Traits.NoPlainDecode }
+// mayDecodeOnly reports whether decode may run the whole request without a prefill worker.
+func (q *request) mayDecodeOnly() bool {
+	return q.pd.DecodeOnlyFallback && !q.plan.Traits.NoDecodeOnly
+}
 
 // maxFreeTries bounds the tries of one request that do not count because the engine's host refused
 // the connection.

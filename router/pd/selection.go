@@ -104,7 +104,7 @@ func ranksNumbered(ranks []*worker.Rank, n uint16) []*worker.Rank {
 // skipTrippedPrefill plans one rank for the whole request if every selected prefill worker has an
 // open breaker or is at capacity, so that the request does not pay for another failed attempt.
 func (q *request) skipTrippedPrefill() {
-	if q.selected.Prefill == nil || q.plan.Family == nil || q.plan.Traits.NoPlainDecode || !q.pd.PlainDecode {
+	if q.selected.Prefill == nil || q.plan.Family == nil || q.plan.Traits.NoDecodeOnly || !q.pd.DecodeOnlyFallback {
 		return
 	}
 	for _, r := range q.selected.Prefill {
@@ -112,7 +112,7 @@ func (q *request) skipTrippedPrefill() {
 			return
 		}
 	}
-	q.plan.usePlainDecode("prefill_unavailable")
+	q.plan.useDecodeOnly("prefill_unavailable")
 	q.plan.noPrefillWorker = true
 }
 

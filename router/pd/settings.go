@@ -23,7 +23,7 @@ type settings struct {
 func newSettings(r *Runner, opt Options) (*settings, error) {
 	s := &settings{Options: opt, r: r, models: make(map[string]*modelPD, len(opt.Models))}
 	var err error
-	if s.pins, err = newClientPolicy("steering.pinning", opt.Steering.Pins); err != nil {
+	if s.pins, err = newClientPolicy("steering.pinning", opt.Steering.Pinning); err != nil {
 		return nil, err
 	}
 	if s.admission, err = newAdmissionSettings(&s.Admission, opt.AdmissionBytes); err != nil {

@@ -60,15 +60,15 @@ func (q *request) endLostHandover(l *decodeLeg) legEnd {
 	if reason == "" {
 		reason = "prefill_down"
 	}
-	if q.handleLostHandover(reason) == legPlainDecode {
-		q.plainDecode = true
+	if q.handleLostHandover(reason) == legDecodeOnly {
+		q.decodeOnly = true
 	}
 	return legRetry
 }
 
 // handleLostHandover decides what follows if decode cannot get this prefill's KV. reason is a
 // fallback kind without its "transfer_" prefix. legRetry means that the pair runs again on another
-// prefill rank, and on another decode rank if there is one. legPlainDecode means that no tries are
+// prefill rank, and on another decode rank if there is one. legDecodeOnly means that no tries are
 // left and decode runs the whole request.
 func (q *request) handleLostHandover(reason string) legEnd {
 	prefill, decode := q.handover.Prefill, q.handover.Decode
@@ -91,7 +91,7 @@ func (q *request) handleLostHandover(reason string) legEnd {
 	if q.triesLeft() && q.withdrawRetry() {
 		return legRetry
 	}
-	return legPlainDecode
+	return legDecodeOnly
 }
 
 // hasOtherCandidate reports whether a candidate other than except has not failed the request.

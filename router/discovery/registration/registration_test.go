@@ -74,7 +74,7 @@ type testServer struct {
 // serve starts a real listener on loopback.
 func serve(t *testing.T, mod func(*Options)) *testServer {
 	t.Helper()
-	c := config.Default().Register
+	c := config.Default().Registration
 	c.Listen, c.Token, c.Networks = "127.0.0.1:0", token, []string{"127.0.0.0/8", "10.1.0.0/16", "fd00::/8"}
 	log := new(bytes.Buffer)
 	opt := Options{Config: c, Log: slog.New(slog.NewTextHandler(&lockedWriter{w: log}, nil))}

@@ -26,7 +26,7 @@ import (
 
 // Options configures a Server.
 type Options struct {
-	Config config.Register // already validated
+	Config config.Registration // already validated
 	Log    *slog.Logger
 	// State returns a worker's state and its reason; ok is false if the fleet has no worker with
 	// this id.
@@ -61,7 +61,7 @@ type Server struct {
 	leases      *leases
 }
 
-// Settings are the fields of a config.Register that can change while the Server runs.
+// Settings are the fields of a config.Registration that can change while the Server runs.
 type Settings struct {
 	Token           string
 	Lease, MaxLease time.Duration
@@ -69,7 +69,7 @@ type Settings struct {
 }
 
 // SettingsOf returns the Settings in c.
-func SettingsOf(c *config.Register) Settings {
+func SettingsOf(c *config.Registration) Settings {
 	return Settings{Token: c.Token, Lease: c.Lease, MaxLease: c.MaxLease, MaxWorkers: c.MaxWorkers}
 }
 

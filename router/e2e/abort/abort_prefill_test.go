@@ -73,7 +73,7 @@ func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p,
 	}
 	return harness.StartRouter(t, func(c *config.Config) {
 		c.PD.Family = row.Name
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000 // keep workers in the pool on a busy machine
 	}, workers...), p, d
 }
 
@@ -130,9 +130,9 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 		version string
 		want    int // notifications for blocks that prefill did not hold
 	}{
-		{"default", config.Default().PD.AbandonedDecode, "0.32", 0},
+		{"default", config.Default().PD.AbandonedDecodeTimeout, "0.32", 0},
 		{"cut", 0, "0.32", 1},
-		{"cancelled, and notified once", config.Default().PD.AbandonedDecode, "0.20", 0},
+		{"cancelled, and notified once", config.Default().PD.AbandonedDecodeTimeout, "0.20", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engine := func(role string) *sim.Engine {
@@ -140,7 +140,7 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 			}
 			p, d := engine("prefill"), engine("decode")
 			r := harness.StartRouter(t, func(cfg *config.Config) {
-				cfg.PD.AbortDelay, cfg.PD.AbandonedDecode = 50*time.Millisecond, c.goesOn
+				cfg.PD.AbortDelay, cfg.PD.AbandonedDecodeTimeout = 50*time.Millisecond, c.goesOn
 			}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 10 * time.Millisecond})
 			l := harness.StartRequest(t, r, "whole", `{"model":"sim","messages":[{"role":"user","content":"a short one"}],"max_tokens":100,"ignore_eos":true}`)
@@ -161,7 +161,7 @@ func TestAbandonedDecodeIsAbortedAtTimeout(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	const goesOn = 300 * time.Millisecond
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.PD.AbortDelay, c.PD.AbandonedDecode = 50*time.Millisecond, goesOn
+		c.PD.AbortDelay, c.PD.AbandonedDecodeTimeout = 50*time.Millisecond, goesOn
 	}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	l := harness.StartRequest(t, r, "long", fmt.Sprintf(endlessChat, ""))

@@ -26,7 +26,7 @@ const endlessChat = `{"model":"sim","messages":[{"role":"user","content":"tell m
 
 func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = time.Minute, false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.DecodeOnlyFallback = time.Minute, false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	p.Crash()
 	testwait.UntilWithin(t, 5*time.Second, "p0 is out", func() bool { return r.State("p0") == worker.Unhealthy })
 	l := harness.StartRequest(t, r, "waits", harness.Chat(""))
@@ -129,8 +129,8 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 	defer front.CloseClientConnections()
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.PD.Lease, c.PD.AbortDelay, c.PD.AbandonedDecode = lease, 100*time.Millisecond, 0
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
+		c.PD.Lease, c.PD.AbortDelay, c.PD.AbandonedDecodeTimeout = lease, 100*time.Millisecond, 0
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000 // keep workers in the pool on a busy machine
 	},
 		config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, harness.SimWorker(d, worker.Decode, "d0"))
 	// Whether a client leaves between the legs is random: repeat until one did, with a bound.
@@ -189,8 +189,8 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 			defer front.CloseClientConnections()
 			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 			r := harness.StartRouter(t, func(c *config.Config) {
-				c.PD.Family, c.PD.AbortDelay, c.PD.AbandonedDecode = name, 100*time.Millisecond, 0
-				c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
+				c.PD.Family, c.PD.AbortDelay, c.PD.AbandonedDecodeTimeout = name, 100*time.Millisecond, 0
+				c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000 // keep workers in the pool on a busy machine
 			},
 				config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, harness.SimWorker(d, worker.Decode, "d0"))
 			// As above. With nixl-push no response shows that it happened.
@@ -291,7 +291,7 @@ func TestClientAbortsStream(t *testing.T) {
 func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	const after = 400 * time.Millisecond
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.PD.AbortDelay, c.PD.AbandonedDecode = after, 0 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.PD.AbortDelay, c.PD.AbandonedDecodeTimeout = after, 0 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	running := func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting > 0 }
 
@@ -347,7 +347,7 @@ func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	const after = 50 * time.Millisecond
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.PD.AbortDelay = after
-		c.Health.Timeout, c.Health.FailAfter = time.Minute, 1000
+		c.Health.Timeout, c.Health.UnhealthyThreshold = time.Minute, 1000
 	}, harness.SimWorker(p, worker.Prefill, "p0"), config.Worker{ID: "d0", URL: front.URL, Role: worker.Decode, KVEvents: []string{"off"}})
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	suspended.Store(true)

@@ -146,7 +146,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, v abortSoak) {
 		if fam.Config != nil {
 			fam.Config(c)
 		}
-		c.PD.AbandonedDecode = v.finish
+		c.PD.AbandonedDecodeTimeout = v.finish
 	}, workers...)
 
 	if v.stall > 0 {

@@ -43,7 +43,7 @@ func TestStreamThatWaitsIsKeptAlive(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
 		oneAtATime(c)
-		c.Relay.HeadAfter, c.Relay.KeepAlive = 20*time.Millisecond, 20*time.Millisecond
+		c.Relay.EarlyHeadersAfter, c.Relay.CommentInterval = 20*time.Millisecond, 20*time.Millisecond
 	}, harness.SimWorker(e, worker.Aggregated, "a"))
 	release := hang(e)
 	defer release()

@@ -25,7 +25,7 @@ import (
 )
 
 func withRegister(c *config.Config) {
-	c.Register.Listen, c.Register.Token, c.Register.Lease = "127.0.0.1:0", harness.RegisterToken, 2*time.Second
+	c.Registration.Listen, c.Registration.Token, c.Registration.Lease = "127.0.0.1:0", harness.RegisterToken, 2*time.Second
 }
 
 // keepRegistered runs `sluice register` until the returned function is called.
@@ -112,7 +112,7 @@ func TestRegisteredPairServes(t *testing.T) {
 func TestLostWorkerIsRemoved(t *testing.T) {
 	t.Parallel()
 	e := harness.StartSim(t, nil)
-	r := harness.LaunchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
+	r := harness.LaunchRouter(t, func(c *config.Config) { withRegister(c); c.Registration.Lease = time.Second })
 	req, err := http.NewRequest("PUT", "http://"+r.Registration.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestOwnAddressIsNoWorker(t *testing.T) {
 	harness.WriteFile(t, path, "workers: []\n")
 	r := harness.LaunchRouter(t, func(c *config.Config) {
 		withRegister(c)
-		c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond
+		c.Discovery.File, c.Discovery.FilePollInterval = path, 20*time.Millisecond
 	}, harness.SimWorker(e, worker.Aggregated, "w"))
 	_, port, err := net.SplitHostPort(r.Addr())
 	if err != nil {
@@ -212,7 +212,7 @@ func TestWorkersFile(t *testing.T) {
 		return text
 	}
 	harness.WriteFile(t, path, list("a", "b")+fmt.Sprintf("  - {id: x, url: %q}\n", counting.URL))
-	r := harness.LaunchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond })
+	r := harness.LaunchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePollInterval = path, 20*time.Millisecond })
 	both := func() bool { return r.State("a") == worker.Ready && r.State("b") == worker.Ready }
 	testwait.UntilWithin(t, 10*time.Second, "both are ready", both)
 	before := r.Fleet.View().Workers

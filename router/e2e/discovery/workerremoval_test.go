@@ -37,7 +37,7 @@ var removals = []removal{
 		path := filepath.Join(t.TempDir(), "workers.yaml")
 		decode := fmt.Sprintf("workers:\n  - {id: stays, role: decode, url: %q}\n", d.URL())
 		harness.WriteFile(t, path, decode+fmt.Sprintf("  - {id: leaver, role: prefill, url: %q}\n", p.URL()))
-		r := harness.LaunchRouter(t, harness.AllOf(mod, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond }))
+		r := harness.LaunchRouter(t, harness.AllOf(mod, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePollInterval = path, 20*time.Millisecond }))
 		return r, "leaver", func() { harness.WriteFile(t, path, decode) }
 	}},
 	{"config file", func(t *testing.T, _ func(*config.Config), p, d *sim.Engine) (*harness.Router, string, func()) {

@@ -193,7 +193,7 @@ func TestEngineAPIStopOfSlowReader(t *testing.T) {
 			harness.DialEngine(t, r, "unix").Close()
 			for i, window := range []int{1, 300, 3000} {
 				engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: time.Millisecond, N: 1})
-				c, err := client.Dial(context.Background(), "unix://"+r.Config.EngineAPI.Unix, client.Options{Window: window})
+				c, err := client.Dial(context.Background(), "unix://"+r.Config.EngineAPI.UnixSocket, client.Options{Window: window})
 				if err != nil {
 					t.Fatal(err)
 				}

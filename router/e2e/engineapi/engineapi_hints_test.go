@@ -184,7 +184,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 	b.Crash()
 	path := harness.SocketIn(t)
 	r := harness.LaunchRouter(t, func(c *config.Config) {
-		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = path, 2, time.Hour
+		c.EngineAPI.UnixSocket, c.EngineAPI.MinWorkers, c.EngineAPI.StartTimeout = path, 2, time.Hour
 	}, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	testwait.UntilWithin(t, harness.TestTimeout, "a is ready", func() bool { return r.State("a") == worker.Ready })
 	testwait.Holds(t, 50*time.Millisecond, "the socket is closed with one of two workers", func() bool {
@@ -197,7 +197,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 	}
 
 	late := harness.LaunchRouter(t, func(c *config.Config) {
-		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = harness.SocketIn(t), 2, 200*time.Millisecond
+		c.EngineAPI.UnixSocket, c.EngineAPI.MinWorkers, c.EngineAPI.StartTimeout = harness.SocketIn(t), 2, 200*time.Millisecond
 	}, harness.SimWorker(a, worker.Aggregated, "a"))
 	harness.DialEngine(t, late, "unix")
 	if !strings.Contains(late.Logs.String(), "fewer workers than engine_api.min_workers") {
@@ -206,7 +206,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 
 	// A router that ends during the wait never opens the socket.
 	never := harness.LaunchRouter(t, func(c *config.Config) {
-		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = harness.SocketIn(t), 2, time.Hour
+		c.EngineAPI.UnixSocket, c.EngineAPI.MinWorkers, c.EngineAPI.StartTimeout = harness.SocketIn(t), 2, time.Hour
 	}, harness.SimWorker(a, worker.Aggregated, "a"))
 	never.Stop()
 	if err := <-never.Done; err != nil && !errors.Is(err, context.Canceled) {

@@ -63,7 +63,7 @@ func TestEngineAPIKeys(t *testing.T) {
 			r := harness.StartRouter(t, func(c *config.Config) {
 				harness.WithEngineAPI(harness.SocketIn(t))(c)
 				harness.WithKeys(keys...)(c)
-				c.EngineAPI.Token, c.EngineAPI.Keys = "the-socket's-own-token", principal
+				c.EngineAPI.Token, c.EngineAPI.RequireAPIKeys = "the-socket's-own-token", principal
 			}, harness.SimWorker(e, worker.Aggregated, "e0"))
 			with := func(key string) client.Options { return client.Options{Token: r.Config.EngineAPI.Token, Key: key} }
 			for _, network := range []string{"unix", "tcp"} {

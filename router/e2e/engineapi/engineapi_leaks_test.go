@@ -82,7 +82,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
-	path := r.Config.EngineAPI.Unix
+	path := r.Config.EngineAPI.UnixSocket
 	c := harness.DialEngine(t, r, "unix")
 	for i := range 10 {
 		if a := harness.GenerateEngineAPI(t, c, harness.EngineAPIRequest(harness.TokenIDs(50, i), 20)); a.Failure != nil || a.Err != nil {

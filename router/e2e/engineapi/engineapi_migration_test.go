@@ -34,7 +34,7 @@ var workerExits = []workerExit{
 }
 
 func allowAnyMigration(c *config.Config) {
-	c.Migration.DrainAfter = 0
+	c.Migration.DrainDelay = 0
 	c.Timeouts.StreamIdle = 20 * time.Second
 }
 
@@ -100,7 +100,7 @@ func TestEngineAPIStreamsMigrate(t *testing.T) {
 		mod  func(*sim.Options)
 		conf func(*config.Config)
 	}{
-		{"vLLM completions", nil, func(c *config.Config) { c.EngineAPI.VLLM = "completions" }},
+		{"vLLM completions", nil, func(c *config.Config) { c.EngineAPI.VLLMDialect = "completions" }},
 		{"vLLM generate", nil, func(*config.Config) {}},
 		{"SGLang, whole", func(o *sim.Options) { o.Engine = "sglang" }, func(*config.Config) {}},
 		{"SGLang, deltas", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, func(*config.Config) {}},

@@ -125,7 +125,7 @@ func TestEngineAPIDialects(t *testing.T) {
 		mod        func(*sim.Options)
 		conf       func(*config.Config)
 	}{
-		{"completions", "/v1/completions", nil, func(c *config.Config) { c.EngineAPI.VLLM = "completions" }},
+		{"completions", "/v1/completions", nil, func(c *config.Config) { c.EngineAPI.VLLMDialect = "completions" }},
 		{"generate", "/inference/v1/generate", nil, nil},
 		{"SGLang, whole", "/generate", func(o *sim.Options) { o.Engine = "sglang" }, nil},
 		{"SGLang, deltas", "/generate", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, nil},
@@ -218,7 +218,7 @@ func TestEngineAPIStopAndKill(t *testing.T) {
 // is the same over the socket and over HTTP.
 func TestEngineAPIErrors(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 1, func(o *sim.Options) { o.MaxModelLen = 256 }, func(c *config.Config) {
-		c.EngineAPI.Hosts, c.MediaHosts = []string{"10.1.0.0/16", "prefill.local"}, []string{"images.example"}
+		c.EngineAPI.AllowedHosts, c.MediaHosts = []string{"10.1.0.0/16", "prefill.local"}, []string{"images.example"}
 	})
 	c := harness.DialEngine(t, r, "unix")
 	with := func(key string, v any) map[string]any { return map[string]any{key: v} }
@@ -366,7 +366,7 @@ func TestEngineAPIForwardsFields(t *testing.T) {
 			on := harness.WithEngineAPI(harness.SocketIn(t))
 			r := harness.StartRouter(t, func(conf *config.Config) {
 				if on(conf); c.vllm != "" {
-					conf.EngineAPI.VLLM = c.vllm
+					conf.EngineAPI.VLLMDialect = c.vllm
 				}
 			}, w)
 			req := harness.EngineAPIRequest(harness.TokenIDs(20, 2), 5)
@@ -528,7 +528,7 @@ func TestEngineAPIMedia(t *testing.T) {
 func TestEngineAPIPrefillResult(t *testing.T) {
 	f := harness.StartMatrixFleet(t, &harness.MatrixFamily{Name: "nixl", HandoverFault: harness.SlowDecodeFault, Config: func(c *config.Config) {
 		harness.WithEngineAPI(harness.SocketIn(t))(c)
-		c.EngineAPI.Hosts = []string{"127.0.0.0/8"}
+		c.EngineAPI.AllowedHosts = []string{"127.0.0.0/8"}
 	}})
 	c := harness.DialEngine(t, f.Router, "unix")
 	prompt := harness.TokenIDs(50, 40)
@@ -632,7 +632,7 @@ func TestEngineAPIRestart(t *testing.T) {
 // TestEngineAPISlowConsumer: a stream that its caller does not read stops without stopping others.
 func TestEngineAPISlowConsumer(t *testing.T) {
 	r, _ := harness.StartEngineRouter(t, 1, nil, nil)
-	addr := "unix://" + r.Config.EngineAPI.Unix
+	addr := "unix://" + r.Config.EngineAPI.UnixSocket
 	harness.DialEngine(t, r, "unix").Close()
 	c, err := client.Dial(context.Background(), addr, client.Options{Window: 512})
 	if err != nil {
@@ -672,7 +672,7 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 	r := harness.StartRouter(t, func(c *config.Config) {
 		harness.WithEngineAPI(path)(c)
 		c.Limits.EngineConns = 12_000
-		c.Health.Timeout, c.Health.FailAfter = 20*time.Second, 100 // the engines share two cores with their load
+		c.Health.Timeout, c.Health.UnhealthyThreshold = 20*time.Second, 100 // the engines share two cores with their load
 		c.Timeouts.Connect = 2 * time.Minute
 	}, workers...)
 	c := harness.DialEngine(t, r, "unix")

@@ -413,7 +413,7 @@ func TestConcurrentPrefillUsesBodyBudget(t *testing.T) {
 		harness.ReplyJSON(w, 200, harness.WholeAnswer)
 	})
 	r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(c *config.Config) {
-		c.Limits.MaxBody, c.Limits.BodyBudget = 64<<10, 256<<10
+		c.Limits.MaxBody, c.Limits.MemoryBudget = 64<<10, 256<<10
 		c.Admission.Mode = "off" // all are sent at once
 	}),
 		p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))

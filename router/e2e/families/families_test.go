@@ -50,8 +50,8 @@ func TestOrchestratedLabels(t *testing.T) {
 	pw.Labels, dw.Labels = []string{"llama-p"}, []string{"llama-d"}
 	for _, c := range []struct{ prefill, decode, missing string }{{"llama-p", "llama-d", ""}, {"other", "llama-d", "other"}, {"llama-p", "none", "none"}} {
 		r := harness.StartRouter(t, harness.AllOf(harness.UsingFamily("orchestrated"), func(cfg *config.Config) {
-			cfg.PD.PrefillLabel, cfg.PD.DecodeLabel = []string{c.prefill}, []string{c.decode}
-			cfg.Timeouts.PoolWait, cfg.PD.PlainDecode = 20*time.Millisecond, false
+			cfg.PD.PrefillLabels, cfg.PD.DecodeLabels = []string{c.prefill}, []string{c.decode}
+			cfg.Timeouts.PoolWait, cfg.PD.DecodeOnlyFallback = 20*time.Millisecond, false
 		}), pw, dw)
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "label-1")
 		if c.missing == "" {

@@ -30,9 +30,9 @@ var badHandles = []struct{ name, member string }{
 	{"null", `null`}, {"a string", `"abc"`}, {"a list", `[]`}, {"an empty object", `{}`}, {"missing", ``},
 }
 
-// TestIncompleteHandleFallsBackToPlainDecode: each of badHandles would crash a decode engine (the
-// simulated engine crashes like the real one). The router runs plain decode instead.
-func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
+// TestIncompleteHandleFallsBackToDecodeOnly: each of badHandles would crash a decode engine (the
+// simulated engine crashes like the real one). The router lets decode run alone instead.
+func TestIncompleteHandleFallsBackToDecodeOnly(t *testing.T) {
 	d, alone := harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	var member string
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) { harness.ReplyJSON(w, 200, harness.PrefillReply(member)) })
@@ -71,9 +71,9 @@ func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, d)
 }
 
-// TestPrefillWithoutHandleFallsBackToPlainDecode: prefill answers without a usable handle, with the
+// TestPrefillWithoutHandleFallsBackToDecodeOnly: prefill answers without a usable handle, with the
 // simulated engine's own faults and with a body that is not JSON.
-func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
+func TestPrefillWithoutHandleFallsBackToDecodeOnly(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for _, k := range []sim.FaultKind{sim.BadHandle, sim.NoHandle, sim.Malformed} {
@@ -91,11 +91,11 @@ func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
 	}
 }
 
-// TestPlainDecodeCanBeDisabled: if plain decode is disabled, the client receives an error that says
+// TestDecodeOnlyCanBeDisabled: if the decode-only fallback is disabled, the client receives an error that says
 // so.
-func TestPlainDecodeCanBeDisabled(t *testing.T) {
+func TestDecodeOnlyCanBeDisabled(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode = false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.PD.DecodeOnlyFallback = false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	p.Fault(sim.Fault{Kind: sim.NoHandle, Leg: "prefill"})
 	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 502, "upstream_failed")
 	if n := len(harness.GenerateRequests(d)); n != 0 {

@@ -169,7 +169,7 @@ func TestLMCacheFailures(t *testing.T) {
 			g.wantSameAnswers(t, f)
 		}
 		if g.Fallbacks("decode_only") != 4 {
-			t.Errorf("%v plain decodes, want 4", g.Fallbacks("decode_only"))
+			t.Errorf("%v decode-only runs, want 4", g.Fallbacks("decode_only"))
 		}
 	})
 	for _, kind := range []sim.FaultKind{sim.Status, sim.Reset, sim.Crash} {
@@ -219,7 +219,7 @@ func TestLMCacheUnsupportedRequests(t *testing.T) {
 	if n := len(harness.GenerateRequests(g.p)); n != 0 {
 		t.Errorf("prefill was sent %d of them", n)
 	}
-	strict := startLMCache(t, nil, func(c *config.Config) { c.PD.PlainDecode = false })
+	strict := startLMCache(t, nil, func(c *config.Config) { c.PD.DecodeOnlyFallback = false })
 	for why, body := range requests {
 		if why == "multiple_choices" {
 			continue

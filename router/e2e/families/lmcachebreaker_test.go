@@ -15,7 +15,7 @@ import (
 
 // withNotifyWait limits the wait for notifications to d.
 func withNotifyWait(d time.Duration) func(*config.Config) {
-	return func(c *config.Config) { c.PD.NotifyWait = d }
+	return func(c *config.Config) { c.PD.CompletionTimeout = d }
 }
 
 // TestLMCacheKVNeverWritten: a decode worker that has allocated memory for KV that is never written

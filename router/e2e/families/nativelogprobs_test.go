@@ -178,7 +178,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 			if c.concurrent {
 				pw = p.WithBootstrap("p0")
 			}
-			r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(cfg *config.Config) { cfg.Limits.MaxBody, cfg.Limits.BodyBudget = 16<<10, c.budget }), pw, d.Worker(worker.Decode, "d0"))
+			r := harness.StartRouter(t, harness.AllOf(harness.SGLangPD, func(cfg *config.Config) { cfg.Limits.MaxBody, cfg.Limits.MemoryBudget = 16<<10, c.budget }), pw, d.Worker(worker.Decode, "d0"))
 			used := func() float64 { return r.Metric("sluice_memory_budget_used_bytes") }
 			var a *harness.Answer
 			var wg sync.WaitGroup

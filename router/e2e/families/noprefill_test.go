@@ -70,7 +70,7 @@ func TestNoPrefillIsRefused(t *testing.T) {
 		p, pw := harness.SidecarEngine(t, fam, worker.Prefill)
 		_, dw := harness.SidecarEngine(t, fam, worker.Decode)
 		r := harness.StartRouter(t, func(c *config.Config) {
-			c.PD.Family, c.PD.PlainDecode, c.Timeouts.PoolWait = family, family == "sglang", 200*time.Millisecond
+			c.PD.Family, c.PD.DecodeOnlyFallback, c.Timeouts.PoolWait = family, family == "sglang", 200*time.Millisecond
 		}, pw, dw)
 		p.Crash()
 		r.AwaitState(t, "prefill", worker.Unhealthy)

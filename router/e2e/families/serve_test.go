@@ -90,7 +90,7 @@ func TestPrefillThenDecode(t *testing.T) {
 	testwait.UntilWithin(t, 5*time.Second, "no block is leased", func() bool { return p.Stats().Sum().BlocksLeased == 0 })
 }
 
-// TestHandleIsReadOnce: a handle is valid for one read of one prompt. The router runs plain decode for
+// TestHandleIsReadOnce: a handle is valid for one read of one prompt. The router lets decode run alone for
 // requests that would read it more than once, or not at all.
 func TestHandleIsReadOnce(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
@@ -184,7 +184,7 @@ func TestEmptyPoolErrorNamesPool(t *testing.T) {
 	t.Parallel()
 	d := harness.StartSim(t, harness.SimRole("decode"))
 	p := harness.StartSim(t, harness.SimRole("prefill"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = 200*time.Millisecond, false },
+	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.DecodeOnlyFallback = 200*time.Millisecond, false },
 		harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	p.Close()
 	testwait.UntilWithin(t, 4*time.Second, "prefill is named", func() bool {

@@ -148,9 +148,9 @@ func TestNeverDisaggregated(t *testing.T) {
 	harness.WantIdle(t, r, 10e9, p, d)
 }
 
-// TestBatchPromptsUsePlainDecode: a batch of prompts has no single handle, so decode runs it whole, and
+// TestBatchPromptsUseDecodeOnly: a batch of prompts has no single handle, so decode runs it whole, and
 // the router counts the fallback.
-func TestBatchPromptsUsePlainDecode(t *testing.T) {
+func TestBatchPromptsUseDecodeOnly(t *testing.T) {
 	p, d, alone := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for _, batch := range []string{`["one prompt","and another"]`, `[[300,301],[302]]`} {

@@ -187,7 +187,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 }
 
 // TestHandoverExpiresEveryAttempt: prefill frees the blocks in every attempt. The router runs both legs
-// again while attempts remain, then plain decode; decode never waits on an expired handle.
+// again while attempts remain, then decode alone; decode never waits on an expired handle.
 func TestHandoverExpiresEveryAttempt(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Pointer[string] // the id of the current attempt

@@ -149,7 +149,7 @@ func TestStreamFailsMidway(t *testing.T) {
 			t.Run(k.String()+path, func(t *testing.T) {
 				t.Parallel()
 				p, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
-				r := harness.StartRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
+				r := harness.StartRouter(t, func(c *config.Config) { c.Migration.MaxAttempts = 0 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
 				for _, d := range []*sim.Engine{d0, d1} {
 					d.Fault(sim.Fault{Kind: k, Leg: "decode", After: 4})
 				}
@@ -188,7 +188,7 @@ func TestLeaseIsKept(t *testing.T) {
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.PD.Lease, c.PD.LeaseMargin = time.Second, 600*time.Millisecond // decode must be sent within 400 ms
 		c.Timeouts.Connect = 700 * time.Millisecond
-		c.Health.Interval, c.Health.FailAfter, c.Health.Timeout = time.Minute, 1000, time.Second
+		c.Health.Interval, c.Health.UnhealthyThreshold, c.Health.Timeout = time.Minute, 1000, time.Second
 		c.Schedule.Policy = "round_robin"
 	}, harness.SimWorker(p, worker.Prefill, "p0"), config.Worker{ID: "d-dead", URL: dead, Role: worker.Decode, KVEvents: []string{"off"}}, harness.SimWorker(d, worker.Decode, "d0"))
 	free()
@@ -377,7 +377,7 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 	fam.Worker(&w, p)
 	r := harness.StartRouter(t, func(c *config.Config) {
 		fam.Config(c)
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000
 		c.PD.MaxAttempts = 1
 	}, w, harness.SimWorker(d, worker.Decode, "d0"))
 	testwait.UntilWithin(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })

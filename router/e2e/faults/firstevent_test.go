@@ -85,7 +85,7 @@ func TestStreamErrorBeforeTokenIDs(t *testing.T) {
 func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 	t.Parallel()
 	e0, e1 := harness.StartSim(t, nil), harness.StartSim(t, nil)
-	r := harness.StartRouter(t, func(c *config.Config) { c.Relay.KeepAlive = 10 * time.Millisecond }, harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Relay.CommentInterval = 10 * time.Millisecond }, harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
 	for _, e := range []*sim.Engine{e0, e1} {
 		e.Fault(sim.Fault{Kind: sim.Stall, Phase: "body", Delay: 500 * time.Millisecond})
 	}

@@ -40,7 +40,7 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 				<-r.Context().Done()
 			})
 			for _, allow := range []int{0, 1} { // migrations; with none the router forwards the bytes unparsed
-				c := harness.StartRouter(t, func(c *config.Config) { harness.ShortPrefillTimeout(c); c.Migration.Max = allow }, e.Worker(worker.Aggregated, "w0"), harness.StartScripted(t, harness.AnswerOK).Worker(worker.Decode, "w1"))
+				c := harness.StartRouter(t, func(c *config.Config) { harness.ShortPrefillTimeout(c); c.Migration.MaxAttempts = allow }, e.Worker(worker.Aggregated, "w0"), harness.StartScripted(t, harness.AnswerOK).Worker(worker.Decode, "w1"))
 				resp, err := http.Post(c.URL+"/v1/chat/completions", "application/json", strings.NewReader(harness.Chat(`,"stream":true`)))
 				if err != nil {
 					t.Fatal(err)
@@ -87,7 +87,7 @@ func TestEngineOmitsDone(t *testing.T) {
 				}
 				<-r.Context().Done()
 			})
-			r := harness.StartRouter(t, func(c *config.Config) { c.Migration.Max, c.Timeouts.StreamIdle = allow, 8*time.Second }, e.Worker(worker.Aggregated, "w0"))
+			r := harness.StartRouter(t, func(c *config.Config) { c.Migration.MaxAttempts, c.Timeouts.StreamIdle = allow, 8*time.Second }, e.Worker(worker.Aggregated, "w0"))
 			began := time.Now()
 			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`))
 			if took := time.Since(began); a.Status != 200 || !strings.HasSuffix(string(a.Body), finish+harness.StreamEnding) || took > 6*time.Second {

@@ -108,7 +108,7 @@ func TestPrefill4xxGoesToClient(t *testing.T) {
 	t.Parallel()
 	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
 	p, d := harness.StartSim(t, small), harness.StartSim(t, harness.SimRole("decode"))
-	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Health.UnhealthyThreshold = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for _, stream := range []string{"", `,"stream":true`} {
 		body := harness.Chat(stream) // exceeds the model's context length
 		direct := harness.Post(t, p.URL()+"/v1/chat/completions", body)

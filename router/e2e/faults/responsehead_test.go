@@ -21,7 +21,7 @@ func TestEarlyResponseHead(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	begin := func(after, firstByte time.Duration) *harness.Router {
 		return harness.StartRouter(t, func(c *config.Config) {
-			c.Relay.HeadAfter, c.Relay.KeepAlive, c.Timeouts.FirstByte = after, 10*time.Millisecond, firstByte
+			c.Relay.EarlyHeadersAfter, c.Relay.CommentInterval, c.Timeouts.FirstByte = after, 10*time.Millisecond, firstByte
 		}, harness.SimWorker(e, worker.Aggregated, "w0"))
 	}
 	longDelay, shortDelay, plain := begin(0, time.Minute), begin(0, 300*time.Millisecond), begin(-1, 300*time.Millisecond)

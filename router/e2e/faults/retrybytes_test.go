@@ -176,9 +176,9 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 		}
 	}
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.FailAfter, c.Health.BreakAfter = 1_000_000, 1_000_000
-		c.Fleet.RetryShare, c.Fleet.RetryPerSecond = 1, 10_000
-		c.PD.MaxAttempts, c.PD.DecodeTries = 8, 4
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1_000_000, 1_000_000
+		c.Fleet.RetryBudgetRatio, c.Fleet.RetryBudgetMinPerSecond = 1, 10_000
+		c.PD.MaxAttempts, c.PD.DecodeAttempts = 8, 4
 	}, workers...)
 	var again atomic.Int64 // requests with several prefills
 	var wg sync.WaitGroup

@@ -38,7 +38,7 @@ func TestRetryUsesCurrentFleet(t *testing.T) {
 			t.Run(more+" "+phase, func(t *testing.T) {
 				t.Parallel()
 				plain, a, b := harness.StartSim(t, nil), harness.StartSim(t, nil), harness.StartSim(t, nil)
-				r := harness.StartRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
+				r := harness.StartRouter(t, func(c *config.Config) { c.Migration.MaxAttempts = 0 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 				b.Crash()
 				r.AwaitState(t, "b", worker.Unhealthy)
 				stallEngine(t, a, sim.Fault{Phase: phase})
@@ -77,7 +77,7 @@ func TestRetryWaitsForARestart(t *testing.T) {
 					roles := map[string]worker.Role{"decode": worker.Decode, "prefill": worker.Prefill}
 					workers = []config.Worker{harness.SimWorker(e, roles[leg], "e"), harness.SimWorker(harness.StartSim(t, harness.SimRole(other)), roles[other], "o")}
 				}
-				r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.Timeouts.PoolWait = false, 20*time.Second }, workers...)
+				r := harness.StartRouter(t, func(c *config.Config) { c.PD.DecodeOnlyFallback, c.Timeouts.PoolWait = false, 20*time.Second }, workers...)
 				stallEngine(t, e, sim.Fault{})
 				want := harness.Post(t, plain.URL()+"/v1/chat/completions", harness.Chat(more))
 				got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(more))
@@ -114,7 +114,7 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 				d, dw := harness.SidecarEngine(t, fam, worker.Decode)
 				r := harness.StartRouter(t, func(c *config.Config) {
 					c.PD.Family, c.Health = family, config.Default().Health // the harness probes more often
-					c.PD.PlainDecode = restarts != "prefill, no fallback"
+					c.PD.DecodeOnlyFallback = restarts != "prefill, no fallback"
 				}, pw, dw)
 				e := p
 				if restarts == "decode" {
@@ -186,7 +186,7 @@ func TestRefusalCountsAttempts(t *testing.T) {
 			workers = append(workers, harness.StartScripted(t, harness.ReplyHandler(500, `{"error":{"message":"boom"}}`)).Worker(worker.Prefill, fmt.Sprint("p", i)))
 		}
 		d := harness.StartSim(t, harness.SimRole("decode"))
-		r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.PD.MaxAttempts = false, 8 }, append(workers, harness.SimWorker(d, worker.Decode, "d0"))...)
+		r := harness.StartRouter(t, func(c *config.Config) { c.PD.DecodeOnlyFallback, c.PD.MaxAttempts = false, 8 }, append(workers, harness.SimWorker(d, worker.Decode, "d0"))...)
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		harness.WantReason(t, a, 502, "upstream_failed")
 		if msg, _, _ := a.ErrorOf(t); !strings.Contains(msg, map[int]string{1: "1 try", 2: "2 tries"}[n]) {
@@ -200,7 +200,7 @@ func TestRefusalCountsAttempts(t *testing.T) {
 func TestEngineRestartBetweenProbes(t *testing.T) {
 	t.Parallel()
 	e := harness.StartSim(t, nil)
-	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Health.UnhealthyThreshold, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
 	e.Crash()
 	got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 	testwait.UntilWithin(t, 10*time.Second, "a try has failed", func() bool {
@@ -212,7 +212,7 @@ func TestEngineRestartBetweenProbes(t *testing.T) {
 	harness.WantStatus(t, <-got, 200)
 	// If the engine does not return, the wait ends after timeouts.pool_wait.
 	r2 := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.FailAfter, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
+		c.Health.UnhealthyThreshold, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
 	}, harness.SimWorker(e, worker.Aggregated, "e"))
 	e.Crash()
 	began := time.Now()
@@ -237,7 +237,7 @@ func TestErrorAnswersAreNotRetriedLater(t *testing.T) {
 // TestMigrationWaitsForAWorker: a stream whose engine dies resumes on a worker that becomes ready
 // a moment later.
 func TestMigrationWaitsForAWorker(t *testing.T) {
-	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
+	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.UnhealthyThreshold = 20*time.Second, 2 })
 	m.Engines[1].Crash()
 	m.AwaitState(t, "d1", worker.Unhealthy)
 	stallEngine(t, m.Engines[0], sim.Fault{After: 5})
@@ -271,7 +271,7 @@ func TestMigrationToALateWorker(t *testing.T) {
 	first, late, reference := harness.StartSim(t, nil), harness.StartSim(t, nil), harness.StartSim(t, nil)
 	lateWorker := harness.SimWorker(late, worker.Aggregated, "late")
 	late.Crash()
-	r := harness.LaunchRouter(t, func(c *config.Config) { c.Health.FailAfter = 2 }, harness.SimWorker(first, worker.Aggregated, "first"), lateWorker)
+	r := harness.LaunchRouter(t, func(c *config.Config) { c.Health.UnhealthyThreshold = 2 }, harness.SimWorker(first, worker.Aggregated, "first"), lateWorker)
 	testwait.Until(t, "the first worker is ready", func() bool { return r.State("first") == worker.Ready })
 	stallEngine(t, first, sim.Fault{After: 5})
 	body := harness.Chat(`,"stream":true`)

@@ -33,8 +33,8 @@ func SocketIn(t testing.TB) string {
 // TCP.
 func WithEngineAPI(path string) func(*config.Config) {
 	return func(c *config.Config) {
-		c.EngineAPI.HTTP, c.EngineAPI.Unix, c.EngineAPI.Listen = true, path, "127.0.0.1:0"
-		c.EngineAPI.StartWait = 10 * time.Second
+		c.EngineAPI.HTTP, c.EngineAPI.UnixSocket, c.EngineAPI.Listen = true, path, "127.0.0.1:0"
+		c.EngineAPI.StartTimeout = 10 * time.Second
 	}
 }
 

@@ -97,7 +97,7 @@ var RequestEnds = []RequestEnd{
 		}
 	}},
 	{"vanish", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
-		line := StartBreakableProxy(t, f.Router.Config.EngineAPI.Unix)
+		line := StartBreakableProxy(t, f.Router.Config.EngineAPI.UnixSocket)
 		c, err := client.Dial(context.Background(), line.Addr, client.Options{})
 		if err != nil {
 			t.Fatal(err)

@@ -154,7 +154,7 @@ func LaunchOptions(t testing.TB, opt app.Options, mod func(*config.Config), work
 	cfg.Admin.Token = "test-token-0123456789"
 	cfg.Admin.RuntimeFile = t.TempDir() + "/runtime.json"
 	cfg.Health.Interval = 50 * time.Millisecond
-	cfg.Steering.Pins = []string{"127.0.0.0/8"}
+	cfg.Steering.Pinning = []string{"127.0.0.0/8"}
 	cfg.Workers = workers
 	if mod != nil {
 		mod(cfg)

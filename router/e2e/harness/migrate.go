@@ -132,7 +132,7 @@ func StartMigrationFleet(t *testing.T, pd bool, n int, mod func(*config.Config))
 	}
 	m.Router = StartRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep the few engines, which fail repeatedly, in the pools
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000 // keep the few engines, which fail repeatedly, in the pools
 		if mod != nil {
 			mod(c)
 		}

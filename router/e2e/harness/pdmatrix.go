@@ -149,9 +149,9 @@ func StartMatrixFleet(t *testing.T, fam *MatrixFamily) *MatrixFleet {
 	f.Router = StartRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.Name
 		c.Schedule.Policy = "round_robin"   // so that every engine is chosen
-		c.Health.BreakAfter = 1000          // keep a decode engine that fails repeatedly in the pool
+		c.Health.BreakerFailures = 1000     // keep a decode engine that fails repeatedly in the pool
 		c.Health.Timeout = 20 * time.Second // keep a suspended engine in the pool
-		c.PD.AbortDelay, c.PD.AbandonedDecode = time.Second, 0
+		c.PD.AbortDelay, c.PD.AbandonedDecodeTimeout = time.Second, 0
 		if fam.Config != nil {
 			fam.Config(c)
 		}

@@ -8,6 +8,6 @@ import (
 
 func ShortPrefillTimeout(c *config.Config) {
 	c.Timeouts.Prefill = 1500 * time.Millisecond
-	c.Health.FailAfter = 1000 // keep failed workers in the pool
+	c.Health.UnhealthyThreshold = 1000 // keep failed workers in the pool
 	c.Schedule.Policy = "round_robin"
 }

@@ -19,7 +19,7 @@ import (
 // with the same code as one that does not fit at all (503 over HTTP), and its memory is released.
 func TestEngineAPIMemory(t *testing.T) {
 	r, _ := harness.StartEngineRouter(t, 1, nil, func(c *config.Config) {
-		c.Limits.BodyBudget, c.Limits.MaxBody, c.EngineAPI.MaxFrame = 1<<20, 256<<10, 256<<10
+		c.Limits.MemoryBudget, c.Limits.MaxBody, c.EngineAPI.MaxFrame = 1<<20, 256<<10, 256<<10
 	})
 	for _, network := range []string{"unix", "tcp"} {
 		c := harness.DialEngine(t, r, network)

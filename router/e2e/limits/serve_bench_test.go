@@ -145,7 +145,7 @@ func benchClient(b testing.TB, mode string, tokens int) (request func(), size in
 		}
 	}
 	r := harness.LaunchRouter(b, func(c *config.Config) {
-		c.Health.Interval, c.Health.Scrape, c.Schedule.Explain = time.Second, -1, 1000
+		c.Health.Interval, c.Health.MetricsInterval, c.Schedule.Explain = time.Second, -1, 1000
 		if mode != "aggregated" && mode != "pd" {
 			c.PD.Family = mode
 		}

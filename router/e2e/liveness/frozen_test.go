@@ -36,9 +36,9 @@ func launchSim(t *testing.T, role worker.Role, id string, args ...string) (*harn
 // shortDetection makes a router detect frozen engines within 1.5 s.
 func shortDetection(c *config.Config) {
 	c.Health.FrozenProcess, c.Health.FrozenCore, c.Health.FrozenHost = 1500*time.Millisecond, 1500*time.Millisecond, 1500*time.Millisecond
-	c.Health.Timeout, c.Health.Scrape = 300*time.Millisecond, 100*time.Millisecond
+	c.Health.Timeout, c.Health.MetricsInterval = 300*time.Millisecond, 100*time.Millisecond
 	c.Schedule.Policy = "round_robin"
-	c.Fleet.RetryPerSecond = 1000
+	c.Fleet.RetryBudgetMinPerSecond = 1000
 }
 
 // TestFrozenEngine: requests on an engine that freezes, in any way, complete on another engine:

@@ -205,7 +205,7 @@ func TestEmptyPoolErrorNamesLabels(t *testing.T) {
 	wd.Labels = []string{"slow"}
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.Timeouts.PoolWait = 100 * time.Millisecond
-		c.PD.DecodeLabel = []string{"fast", "gold"}
+		c.PD.DecodeLabels = []string{"fast", "gold"}
 	}, wp, wd)
 	began := time.Now()
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "empty")
@@ -233,7 +233,7 @@ func TestLabelsSelectThePool(t *testing.T) {
 	p, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
 	w0, w1 := harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1")
 	w0.Labels, w1.Labels = []string{"slow"}, []string{"x", "fast"}
-	r := harness.StartRouter(t, func(c *config.Config) { c.PD.DecodeLabel = []string{"fast"} }, harness.SimWorker(p, worker.Prefill, "p0"), w0, w1)
+	r := harness.StartRouter(t, func(c *config.Config) { c.PD.DecodeLabels = []string{"fast"} }, harness.SimWorker(p, worker.Prefill, "p0"), w0, w1)
 	for i := range 6 {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d`, i)))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d1" {

@@ -91,7 +91,7 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 			}
 			t.Run(f.Name+" "+how, func(t *testing.T) {
 				t.Parallel()
-				m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+				m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainDelay = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 				d := startDrainingStream(t, m, &f, "leaves")
 				if how == "drain" {
 					if err := m.Fleet.Drain(d.engineName, true); err != nil {
@@ -132,7 +132,7 @@ func TestDrainWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := startEndpointFleet(t, &f, 2, func(c *config.Config) {
-				c.Migration.DrainAfter = k.after
+				c.Migration.DrainDelay = k.after
 				c.Timeouts.StreamIdle = 10 * time.Second
 			})
 			d := startDrainingStream(t, m, &f, "waits")
@@ -160,7 +160,7 @@ func TestDrainWaits(t *testing.T) {
 func TestDrainOfOnlyWorker(t *testing.T) {
 	t.Parallel()
 	f := endpointCases[4]
-	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainDelay = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 	d := startDrainingStream(t, m, &f, "stays")
 	other := m.Engines[0]
 	if d.engineName == "d0" {
@@ -179,7 +179,7 @@ func TestDrainOfOnlyWorker(t *testing.T) {
 func TestManyStreamsMigrate(t *testing.T) {
 	t.Parallel()
 	f := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
-	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainDelay = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 	const n = 60
 	all := make([]*drainingStream, n)
 	for i := range all {

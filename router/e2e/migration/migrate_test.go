@@ -122,7 +122,7 @@ func TestMigratedStreamCompletes(t *testing.T) {
 // TestStreamMigratesTwice: a stream migrates twice if the configuration allows it, and not a
 // third time.
 func TestStreamMigratesTwice(t *testing.T) {
-	m := harness.StartMigrationFleet(t, false, 3, func(c *config.Config) { c.Migration.Max = 2 })
+	m := harness.StartMigrationFleet(t, false, 3, func(c *config.Config) { c.Migration.MaxAttempts = 2 })
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"min_tokens":50,"stream_options":{"include_usage":true}}`
 	want := harness.Post(t, m.Reference.URL()+"/v1/chat/completions", body)
 	for _, e := range m.Engines {
@@ -339,7 +339,7 @@ func TestBreakerCountsBrokenStreams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) { c.Health.BreakAfter, c.Health.BreakFor = 3, 20*time.Second })
+			m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) { c.Health.BreakerFailures, c.Health.BreakerOpenTime = 3, 20*time.Second })
 			m.Engines[0].Fault(k.fault)
 			for range 3 {
 				a := harness.Post(t, m.URL+"/v1/chat/completions", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"max_tokens":20,"ignore_eos":true}`)

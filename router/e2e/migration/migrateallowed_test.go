@@ -295,7 +295,7 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 // migration, and complete on another worker.
 func TestMultipleChoicesDrain(t *testing.T) {
 	t.Parallel()
-	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("multiple_choices")(c); c.Migration.DrainAfter = 0 })
+	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("multiple_choices")(c); c.Migration.DrainDelay = 0 })
 	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 	for _, e := range m.Engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})

@@ -204,7 +204,7 @@ func startEndpointFleet(t *testing.T, f *harness.EndpointCase, n int, mod func(*
 	}
 	m.Router = harness.StartRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000
 		c.Timeouts.StreamIdle = 100 * time.Millisecond
 		if mod != nil {
 			mod(c)

@@ -36,7 +36,7 @@ func TestMigratedStreamKeepsLease(t *testing.T) {
 	r := harness.StartRouter(t, func(c *config.Config) {
 		fam.Config(c)
 		c.PD.Lease, c.PD.LeaseMargin = lease, time.Second
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
+		c.Health.UnhealthyThreshold, c.Health.BreakerFailures = 1000, 1000
 		c.Migration.HandoverTokens = 0 // prefill again
 	}, workers...)
 	testwait.UntilWithin(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })

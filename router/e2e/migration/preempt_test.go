@@ -244,7 +244,7 @@ func suspended(t *testing.T, m *harness.MigrationFleet, headers ...string) (line
 // TestSuspendedStreamIsKeptAlive: a suspended stream gets comments, and goes on as soon as its rank is free.
 func TestSuspendedStreamIsKeptAlive(t *testing.T) {
 	t.Parallel()
-	m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) { preempting(c); c.Relay.KeepAlive = 20 * time.Millisecond })
+	m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) { preempting(c); c.Relay.CommentInterval = 20 * time.Millisecond })
 	lines, _, release := suspended(t, m)
 	text, comments := "", 0
 	for lines.Scan() {

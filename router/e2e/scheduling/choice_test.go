@@ -131,7 +131,7 @@ func TestAffinityWithoutEventConnection(t *testing.T) {
 				cut(&w, e)
 				workers = append(workers, w)
 			}
-			r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, workers...)
+			r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.InFlightWeight = 0 }, workers...)
 			wantAffinity(t, r, "/v1/chat/completions", harness.ChatOf, func(*testing.T) {})
 		})
 	}

@@ -80,7 +80,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	p, endpoints := newForwardPassPublisher(t, ranks)
 	w := harness.SimWorker(e, worker.Aggregated, "w")
 	w.Ranks, w.LoadEvents = []uint16{0, 1, 2, 3}, endpoints
-	r := harness.StartRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Health.MetricsInterval = time.Hour }, w)
 	state := r.AllRanks()
 	series := func(name string, rank int) string {
 		return fmt.Sprintf(`sluice_rank_engine_%s{worker="w",rank="%d"}`, name, rank)

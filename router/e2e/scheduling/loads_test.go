@@ -32,7 +32,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 				w.LoadEvents = []string{loadSocketOf(t, e.URL())}
 				w.KVEvents = []string{"off"}
 			}
-			r := harness.StartRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
+			r := harness.StartRouter(t, func(c *config.Config) { c.Health.MetricsInterval = time.Hour }, w)
 			ranks := r.AllRanks()
 			testwait.UntilWithin(t, 10*time.Second, "both ranks have reported their load", func() bool {
 				return ranks[0].QueuedTokens.Load() == 0 && ranks[1].QueuedTokens.Load() == 0

@@ -180,7 +180,7 @@ func TestOverloadedDecodeIsDetectedBeforePrefill(t *testing.T) {
 func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Fleet.RetryPerSecond = 0
+		c.Fleet.RetryBudgetMinPerSecond = 0
 		c.Schedule.Policy = "round_robin"
 	}, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	for _, e := range []*sim.Engine{a, b} {
@@ -274,7 +274,7 @@ func TestMinWorkers(t *testing.T) {
 		t.Errorf("%d %s after the start", got.Status, got.Body)
 	}
 
-	late := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, harness.SimWorker(a, worker.Aggregated, "a"))
+	late := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartTimeout = 2, 300*time.Millisecond }, harness.SimWorker(a, worker.Aggregated, "a"))
 	testwait.UntilWithin(t, 5*time.Second, "it waits no longer than the answer said", func() bool { return harness.Get(t, late.URL+"/readyz").Status == 200 })
 	if !strings.Contains(late.Logs.String(), "fewer workers") {
 		t.Error("nothing in the log")
@@ -287,8 +287,8 @@ func TestBreakerOfOneRank(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	w := config.Worker{ID: "w", URL: a.URL(), RankURLs: []string{a.URL(), b.URL()}, Ranks: []uint16{0, 1}}
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.BreakAfter, c.Health.BreakFor = 3, 200*time.Millisecond
-		c.Health.FailAfter = 1000 // a late probe must not leave only the failing rank in the pool: clients would receive its 500
+		c.Health.BreakerFailures, c.Health.BreakerOpenTime = 3, 200*time.Millisecond
+		c.Health.UnhealthyThreshold = 1000 // a late probe must not leave only the failing rank in the pool: clients would receive its 500
 		c.Schedule.Policy = "round_robin"
 	}, w)
 	// A worker becomes ready with the first of its servers.
@@ -322,8 +322,8 @@ func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
 	t.Parallel()
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.BreakAfter, c.Health.BreakFor = 2, 50*time.Millisecond
-		c.Health.FailAfter = 1000
+		c.Health.BreakerFailures, c.Health.BreakerOpenTime = 2, 50*time.Millisecond
+		c.Health.UnhealthyThreshold = 1000
 	}, harness.SimWorker(e, worker.Aggregated, "w"))
 	e.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 500})
 	rank := r.Fleet.View().Workers[0].Ranks[0]

@@ -141,7 +141,7 @@ func TestModelNamesReordered(t *testing.T) {
 	at := func(id, url string, e *sim.Engine) config.Worker {
 		return config.Worker{ID: id, URL: url, Role: worker.Aggregated, KVEvents: e.KVEndpoints()[:1], KVReplay: e.ReplayEndpoints()[:1]}
 	}
-	r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, at("a0", first, a), at("b0", second, b))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.InFlightWeight = 0 }, at("a0", first, a), at("b0", second, b))
 	for _, w := range r.Fleet.View().Workers {
 		testwait.UntilWithin(t, 30*time.Second, w.Spec.ID+" tells its events", func() bool { return worker.FeedState(w.Ranks[0].Feed.Load()) == worker.FeedLive })
 	}

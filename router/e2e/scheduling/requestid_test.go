@@ -143,7 +143,7 @@ func TestReusedHandleKeepsPrefillID(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	gone := harness.StartScripted(t, harness.ReplyHandler(200, "{}"))
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.Interval, c.Health.FailAfter = time.Minute, 1000 // keep the dead worker in the pool
+		c.Health.Interval, c.Health.UnhealthyThreshold = time.Minute, 1000 // keep the dead worker in the pool
 		c.Schedule.Policy = "round_robin"
 	}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"), gone.Worker(worker.Decode, "d1"))
 	gone.CloseClientConnections()

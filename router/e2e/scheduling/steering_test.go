@@ -91,8 +91,8 @@ func TestSteeringHeaders(t *testing.T) {
 func TestPinsNeedPermission(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	// By default a client on the same machine may not either: it may be a proxy for any client.
-	for _, pins := range [][]string{{"10.0.0.0/8"}, config.Default().Steering.Pins} {
-		r := harness.StartRouter(t, func(c *config.Config) { c.Steering.Pins = pins }, harness.SimWorker(e, worker.Aggregated, "a"))
+	for _, pins := range [][]string{{"10.0.0.0/8"}, config.Default().Steering.Pinning} {
+		r := harness.StartRouter(t, func(c *config.Config) { c.Steering.Pinning = pins }, harness.SimWorker(e, worker.Aggregated, "a"))
 		for _, h := range []string{"X-Sluice-Worker", "X-Sluice-Allowed-Workers"} {
 			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf("x"), h, "a")
 			harness.WantStatus(t, a, 400)

@@ -214,7 +214,7 @@ func TestSidecarForwardsBytes(t *testing.T) {
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", streamed), 200)
 	for i, want := range []string{body, streamed} {
 		if got := string(harness.GenerateRequests(d)[i].Body); got != want {
-			t.Errorf("plain decode was sent\n%s\nwant\n%s", got, want)
+			t.Errorf("decode was sent\n%s\nwant\n%s", got, want)
 		}
 	}
 	d.ForgetRequests()

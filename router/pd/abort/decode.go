@@ -26,7 +26,7 @@ import (
 // all others.
 //
 // Some engines notify prefill of every cancelled leg, and so a second time if they have already
-// read the blocks. Such a leg is not cancelled before PD.AbandonedDecode has passed; see
+// read the blocks. Such a leg is not cancelled before PD.AbandonedDecodeTimeout has passed; see
 // notifiesTwice.
 type Decode struct {
 	DecodeLeg
@@ -53,7 +53,7 @@ type DecodeLeg struct {
 	Deadline time.Time
 	// KnownAt is when PD.AbortDelay has passed since the leg was sent.
 	KnownAt time.Time
-	// DrainTime is PD.AbandonedDecode if NotifiesTwice is set: the engine may tell prefill twice to
+	// DrainTime is PD.AbandonedDecodeTimeout if NotifiesTwice is set: the engine may tell prefill twice to
 	// free the blocks when the leg is cancelled.
 	DrainTime     time.Duration
 	NotifiesTwice bool

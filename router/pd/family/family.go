@@ -78,14 +78,14 @@ const (
 // Traits are the properties of a family that the runner needs.
 type Traits struct {
 	// Kinds are the requests that can be handed over. Other requests run on one rank, or are
-	// refused if NoPlainDecode is set.
+	// refused if NoDecodeOnly is set.
 	Kinds Kinds
 	// Batches: one hand-over serves several prompts and choices. If false, such requests run
 	// without a hand-over.
 	Batches bool
-	// NoPlainDecode: a decode engine of this family cannot prefill. Neither a fallback to decode
+	// NoDecodeOnly: a decode engine of this family cannot prefill. Neither a fallback to decode
 	// alone nor conditional disaggregation is possible.
-	NoPlainDecode bool
+	NoDecodeOnly bool
 	// NamesDecode: the prefill leg names the decode rank, so the runner chooses that rank before it
 	// sends prefill.
 	NamesDecode bool

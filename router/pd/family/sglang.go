@@ -25,7 +25,7 @@ func (sglang) Name() string { return "sglang" }
 func (sglang) Traits() Traits {
 	return Traits{
 		Kinds:   kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front.NativeGenerate),
-		Batches: true, NoPlainDecode: true, PrefillNeedsDecode: true, NoLease: true,
+		Batches: true, NoDecodeOnly: true, PrefillNeedsDecode: true, NoLease: true,
 	}
 }
 

@@ -31,7 +31,7 @@ func (r *Request) WantsIDs() bool {
 func Check(r *Request, policy *config.Migration) (t Template, reason string) {
 	kind := r.Kind
 	switch alwaysIDs := kind == front.Generate || kind == front.NativeGenerate; {
-	case policy.Max == 0 || !r.Migratable:
+	case policy.MaxAttempts == 0 || !r.Migratable:
 		return t, "off"
 	case policy.Tokens != "auto" && !r.WantsIDs() && !alwaysIDs:
 		return t, "tokens"
