@@ -121,14 +121,20 @@ native: ## build native/ with cmake, warnings as errors
 # The thread sanitizer wants its own address layout; setarch gives it where that is allowed.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: native-test
-native-test: native ## C tests of native/: plain, under the address and undefined-behaviour, and the thread sanitizer; the tokenizer's under the address sanitizer
-	ctest --test-dir build/native --output-on-failure
+.PHONY: native-compile
+native-compile: native ## compile what native-test runs
 	cmake -S . -B build/native-address -DSLUICE_SANITIZE=address,undefined >/dev/null && cmake --build build/native-address -j 2
-	ctest --test-dir build/native-address --output-on-failure
 	cmake -S . -B build/native-thread -DSLUICE_SANITIZE=thread >/dev/null && cmake --build build/native-thread -j 2
+
+.PHONY: native-test
+native-test: native-compile tokenizer-test ## C tests of native/: plain, under the address and undefined-behaviour, and the thread sanitizer; the tokenizer's under the address sanitizer
+	ctest --test-dir build/native --output-on-failure
+	ctest --test-dir build/native-address --output-on-failure
 	$(NO_ASLR) ctest --test-dir build/native-thread --output-on-failure
-	@if command -v cargo >/dev/null; then scripts/tokenizer_check.sh; else echo 'native-test: cargo is not installed; the tests of the tokenizer in Rust do not run'; fi
+
+.PHONY: tokenizer-test
+tokenizer-test: ## tests of the tokenizer in Rust under the address sanitizer
+	@if command -v cargo >/dev/null; then scripts/tokenizer_check.sh; else echo 'tokenizer-test: cargo is not installed; the tests of the tokenizer in Rust do not run'; fi
 
 .PHONY: bench
 bench: build ## figures: Go benchmarks, then the router beside nginx and haproxy

@@ -80,10 +80,11 @@ if [ "${1:-}" = --tools ]; then
   exit
 fi
 in_background 'lint' scripts/lint.sh
-in_background 'native' make --no-print-directory native-test
+in_background 'compile native tests' make --no-print-directory native-compile tokenizer-test
 step 'rules' bash -c 'scripts/observability_test.py "$(scripts/prometheus.sh)" --rules'
 step 'unit' make --no-print-directory unit
-step 'lint and native' await_background
+step 'lint and compiled native tests' await_background
+step 'native' make --no-print-directory native-test # measures time
 in_background 'compile race tests' make --no-print-directory race-compile
 step 'system' make --no-print-directory system
 step 'compiled race tests' await_background

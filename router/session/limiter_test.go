@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 type meter Capacity
@@ -445,15 +447,19 @@ func TestLimitAgainstThrashing(t *testing.T) {
 		hits  float64 // least gain
 		time  float64 // longest time, of that without a limit
 	}{{3000, 0.3, 0.7}, {8000, 0.25, 0.95}, {20_000, 0.1, 1.4}, {100_000, -0.05, 1.1}} {
-		without, slow, _ := runAgents(t, c.speed, false)
-		with, fast, st := runAgents(t, c.speed, true)
-		t.Logf("%d tokens a second: %.0f %% of the tokens cached, %.0f %% with the limit; all done after %v, %v with the limit; waits %v",
-			c.speed, 100*without, 100*with, slow.Round(time.Second), fast.Round(time.Second), st.Counts.Waits)
-		if with < without+c.hits || fast.Seconds() > c.time*slow.Seconds() {
-			t.Errorf("want %.0f points more cached, and at most %.2f of the time", 100*c.hits, c.time)
+		var gains, times []float64 // of three tries: goroutines run in another order each time
+		for range 3 {
+			without, slow, _ := runAgents(t, c.speed, false)
+			with, fast, st := runAgents(t, c.speed, true)
+			t.Logf("%d tokens a second: %.0f %% of the tokens cached, %.0f %% with the limit; all done after %v, %v with the limit; waits %v",
+				c.speed, 100*without, 100*with, slow.Round(time.Second), fast.Round(time.Second), st.Counts.Waits)
+			gains, times = append(gains, with-without), append(times, fast.Seconds()/slow.Seconds())
+			if st.Sessions != 0 || st.Active != 0 || st.Need != 0 || st.Waiting != 0 {
+				t.Errorf("afterwards: %+v", st)
+			}
 		}
-		if st.Sessions != 0 || st.Active != 0 || st.Need != 0 || st.Waiting != 0 {
-			t.Errorf("afterwards: %+v", st)
+		if testwait.Median(gains...) < c.hits || testwait.Median(times...) > c.time {
+			t.Errorf("want %.0f points more cached, and at most %.2f of the time", 100*c.hits, c.time)
 		}
 	}
 }
