@@ -498,12 +498,13 @@ func TestEngineAPIMedia(t *testing.T) {
 		return map[string]any{"block_size": 16, "block_mm_infos": blocks}
 	}
 	at := []any{2, 40}
+	// An engine that has all ten blocks computes the last one, because of the prompt's last token.
 	for _, step := range []struct {
 		info    map[string]any
 		overlap string
 	}{
-		{showing("cat", at), "0"}, {showing("cat", at), "160"}, {showing("dog", at), "16"}, {showing("dog", at), "160"},
-		{showing(uint64(1)), "16"}, {showing(uint64(1)), "160"}, {showing(uint64(2)), "16"}, // in the format of Dynamo's vLLM preprocessor
+		{showing("cat", at), "0"}, {showing("cat", at), "144"}, {showing("dog", at), "16"}, {showing("dog", at), "144"},
+		{showing(uint64(1)), "16"}, {showing(uint64(1)), "144"}, {showing(uint64(2)), "16"}, // in the format of Dynamo's vLLM preprocessor
 	} {
 		if got := ask(prompt, step.info); got != step.overlap {
 			t.Errorf("%v: %s tokens predicted, want %s", step.info, got, step.overlap)
