@@ -82,8 +82,8 @@ func aheadOfBatch(r *worker.Rank, queue time.Duration) int64 {
 }
 
 // CanStart reports whether the engine of a rank would start a leg soon: less than queue of work waits
-// there, its batch has a place or is expected to (see IsBatchFull), it reports no pressure, and its KV can hold the request. prompt and
-// maxTokens are those of Query.
+// there, its batch has a place or is expected to have one (see IsBatchFull), it reports no pressure, and
+// its KV can hold the request. prompt and maxTokens are those of Query.
 func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue time.Duration, prompt, maxTokens int) bool {
 	if s.EngineWait(r) >= queue || s.IsBatchFull(r, queue) || UnderPressure(r) {
 		return false

@@ -189,7 +189,7 @@ const overdueFactor = 2
 // cached prefixes. As in Backlog, only the first prompt shrinks, by the time since the last first token,
 // and counts as one of mean length. price is that of a token, in ns.
 func uncomputed(r *worker.Rank, reserved, prompts, price, now int64) int64 {
-	if prompts <= 0 || reserved <= 0 {
+	if prompts <= 0 || reserved <= 0 || price <= 0 {
 		return reserved
 	}
 	first, done := reserved/prompts, max(0, now-r.HeadSince.Load())/price

@@ -59,3 +59,10 @@ func TestTokensBeforeAreUncomputed(t *testing.T) {
 		mustBeEmpty(t, s, rs)
 	})
 }
+
+// A rank without a rate counts its queue in full.
+func TestUncomputedWithoutARate(t *testing.T) {
+	if got := uncomputed(ranks(1)[0], 100, 1, 0, 5); got != 100 {
+		t.Errorf("%d tokens of 100", got)
+	}
+}
