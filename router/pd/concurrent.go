@@ -289,14 +289,10 @@ func (b *concurrentPrefill) checkPeerInfo() {
 	}
 }
 
-// cachedOr returns the number of tokens that prefill found cached, or fallback if the engine has
-// not reported it.
-func (b *concurrentPrefill) cachedOr(fallback int) int {
-	if n := b.cached.Load(); n >= 0 {
-		return int(n)
-	}
-	return fallback
-}
+// cachedTokens returns the number of tokens that prefill found cached; -1 if the engine has not
+// reported it, or not yet. Decode's count is no substitute: it is of decode's own cache, or includes
+// the blocks that it received.
+func (b *concurrentPrefill) cachedTokens() int { return int(b.cached.Load()) }
 
 // awaitPrefillAnswer waits for prefill's response if it becomes a part of the client's response
 // (AnswerMerger). The caller passes its error to handleConcurrentFailure. A disconnect of the

@@ -26,7 +26,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
 		switch {
 		case q.concurrent != nil:
-			out.CachedTokens = q.concurrent.cachedOr(use.Cached)
+			out.CachedTokens = q.concurrent.cachedTokens()
 			q.concurrent.cancelSoon()
 		case q.usesPrefill():
 			// With a handle the decode engine computed no part of the prompt, so the cached tokens

@@ -173,7 +173,7 @@ func (s *streamState) Ended(res relay.Result) {
 			b.cancelSoon()
 		}
 		if !s.migrated {
-			s.prefillCached = int32(b.cachedOr(-1))
+			s.prefillCached = int32(b.cachedTokens())
 		}
 	}
 	switch {

@@ -114,7 +114,7 @@ def wait_ready(engines, patience=1800):
             say(f"{engine.name}: ready after {time.monotonic() - begun:.0f} s")
             waiting.remove(engine)
         now = time.monotonic()
-        if now - begun > patience:
+        if waiting and now - begun > patience:
             names = ", ".join(e.name for e in waiting)
             raise RuntimeError(f"not ready after {patience} s: {names}\n{waiting[0].process.log_tail()}")
         if waiting and now - said > 15:

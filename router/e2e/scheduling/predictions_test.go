@@ -68,7 +68,9 @@ func TestPredictionIsOfComputingRank(t *testing.T) {
 			if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || of["prefill"] != 0 || of["decode"] == 0 {
 				t.Fatalf("status %d, headers %v, predictions %v; want a prefill on p0 with 0 and a decode with more", a.Status, a.Header, of)
 			}
-			if got := a.Header.Get("X-Sluice-Cached-Tokens"); got != "0" || rec.Outcome.CachedTokens != 0 {
+			// Prefill of nixl-push may answer after decode; its count is then unknown, not decode's.
+			late := family == "nixl-push" && rec.Outcome.CachedTokens == -1
+			if got := a.Header.Get("X-Sluice-Cached-Tokens"); got != "0" || rec.Outcome.CachedTokens != 0 && !late {
 				t.Errorf("%s cached tokens predicted, prefill found %d; want 0 and 0", got, rec.Outcome.CachedTokens)
 			}
 		})
