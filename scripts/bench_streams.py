@@ -5,7 +5,8 @@ bin/sluice serve runs in front of simulated engines, one per 3,000 streams (a ro
 at most 4,096 connections to an engine). The streams start at once, or within --over
 seconds, and then receive an event every 3 s. The script prints the growth of the process's
 resident memory (VmRSS) since before the streams, divided by their number, at several times
-after the first request.
+after all of them have started: the admission queue gives an engine with such long steps more
+in each, so all 3,000 run after about half a minute.
 
   ids     prompts of 64 token ids; the router has served eight streams before, then idled
   text    the same with prompts of about 512 tokens of text, all different: the router also
@@ -29,6 +30,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLUICE = os.path.join(ROOT, "bin", "sluice")
 STEP = 3  # seconds between two events of a stream
 EACH = 3000  # streams per engine
+START = 90  # seconds within which all streams must have started
 REST = 8  # seconds before the first measurement, for the router to free what the first streams used
 IDS = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64"]
 TEXT = ["--endpoint", "chat", "--prompt-tokens", "512", "--shared-prefix", "0"]
@@ -91,16 +93,20 @@ def measure(binary, case, streams, over, at):
         finish(load(router.addr, 8, *prompts, "--requests", "8", "--output-tokens", "2", "--duration", "60s"), "the first streams")
         time.sleep(REST)
         idle = router.rss_kib()
-        began = time.time()
-        tokens = (at[-1] + 60) // STEP
-        running = load(router.addr, streams, *prompts, "--requests", str(streams), "--output-tokens", str(tokens), "--duration", "%ds" % (at[-1] + 120), *(["--rate", "%g" % (streams / over), "--max-in-flight", str(streams)] if over else []))
-        row = []
+        tokens = (over + START + at[-1] + 60) // STEP
+        running = load(router.addr, streams, *prompts, "--requests", str(streams), "--output-tokens", str(tokens), "--duration", "%ds" % (over + START + at[-1] + 120), *(["--rate", "%g" % (streams / over), "--max-in-flight", str(streams)] if over else []))
+        end = time.time() + over + START
+        while router.descriptors() < 2 * streams:
+            if time.time() > end:
+                sys.exit("after %d s the router has %d descriptors: not all of %d streams run" % (over + START, router.descriptors(), streams))
+            time.sleep(0.5)
+        row, began = [], time.time()
         for t in at:
             time.sleep(max(0, began + t - time.time()))
             if running.poll() is not None:
                 sys.exit("the streams ended early: " + running.stderr.read()[-1000:])
             if router.descriptors() < 2 * streams:
-                sys.exit("%d s after the first request the router has %d descriptors: not all of %d streams run" % (t, router.descriptors(), streams))
+                sys.exit("%d s after the start of all streams the router has %d descriptors: not all of %d streams run" % (t, router.descriptors(), streams))
             row.append((router.rss_kib() - idle) / streams)
         running.kill()
         running.wait()
@@ -114,7 +120,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--streams", type=int, default=3000)
     ap.add_argument("--over", type=float, default=0, metavar="SECONDS", help="period over which the streams start, in seconds; 0: at once")
-    ap.add_argument("--at", default="8,16,24,32", help="comma-separated times of measurement: seconds after the first request, or after the end of --over")
+    ap.add_argument("--at", default="8,16,24,32", help="comma-separated times of measurement: seconds after all streams have started")
     ap.add_argument("--rounds", type=int, default=1)
     ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases to run")
     ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; can be repeated")
@@ -132,7 +138,7 @@ def main():
     for case in a.only.split(","):
         for _ in range(a.rounds):
             for name, path in builds:
-                idle, row = measure(path, case, a.streams, a.over, [t + int(a.over) for t in at])
+                idle, row = measure(path, case, a.streams, int(a.over), at)
                 label = case if len(builds) == 1 else "%s: %s" % (case, name)
                 print("| %s | %.0f | %s |" % (label, idle / 1024, " | ".join("%.1f" % k for k in row)), flush=True)
 

@@ -149,7 +149,7 @@ func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Dur
 	if isFull || schedule.UnderPressure(r) {
 		n.requests = max(n.requests, 1)
 	}
-	if queue := s.admission.EngineQueue; !isFull && leg == schedule.WholeLeg && s.Scheduler.EngineWait(r) >= queue {
+	if queue := s.admission.EngineQueue; !isFull && leg == schedule.WholeLeg && s.Scheduler.IsQueueFull(r, queue) {
 		// The prompts queued there are computed within that time, unless the engine has no place in its
 		// batch for them.
 		if r.Waiting.Load() <= 0 || waited < 2*queue {

@@ -28,14 +28,38 @@ func (s *Scheduler) Backlog(r *worker.Rank) time.Duration {
 }
 
 // EngineWait returns how long the engine of a rank is expected to leave a request alone that it is given
-// now: Backlog or, by the pace of the first tokens, more. The pace shows what the work does not: an engine that runs a bounded
-// number of requests at a time starts one when another ends, however little the prompts take.
+// now: Backlog or, by the pace of the first tokens, more.
 func (s *Scheduler) EngineWait(r *worker.Rank) time.Duration {
-	wait := s.Backlog(r)
+	return max(s.Backlog(r), s.paceWait(r))
+}
+
+// paceWait returns the wait in the engine of a rank by the pace of its first tokens, which shows what the
+// work does not: an engine that runs a bounded number of requests at a time starts one when another ends,
+// however little the prompts take. It is 0 if IsBatchFull is exact, since the engine has no requests of
+// other routers.
+func (s *Scheduler) paceWait(r *worker.Rank) time.Duration {
 	if r.Pace.Batch() > 0 && r.Running.Load()+r.Waiting.Load() <= r.Requests.Load()*5/4+2 {
-		return wait // IsBatchFull is exact, since the engine has no requests of other routers
+		return 0
 	}
-	return max(wait, r.Pace.Wait(r.Pending.Load(), time.Duration(s.now()-r.HeadSince.Load())))
+	return r.Pace.Wait(r.Pending.Load(), time.Duration(s.now()-r.HeadSince.Load()))
+}
+
+// IsQueueFull reports whether the engine of a rank has as much work as it should: as takes queue, or one of
+// its steps if that is longer, as it may be without a GPU. Such an engine computes many prompts in a step,
+// and none starts before the next; with less it would get a few in each, for ever.
+func (s *Scheduler) IsQueueFull(r *worker.Rank, queue time.Duration) bool {
+	return s.EngineWait(r) >= max(queue, s.fixedTime(r))
+}
+
+// fixedTime returns the part of the time to a first token that does not depend on the prompt, 0 if it is
+// unknown. Requests that wait for a place in the batch increase it, so it is at most the time of a request
+// that met no other.
+func (s *Scheduler) fixedTime(r *worker.Rank) time.Duration {
+	_, base, legs := r.Worker.Speed.Rate(worker.Prefilling)
+	if legs < minOwnLegs {
+		_, base, _ = s.rates.fleet.Rate(worker.Prefilling)
+	}
+	return min(time.Duration(base*nsPerMS), r.Pace.Alone())
 }
 
 // StartIn returns in how long the engine of a rank is expected to start a request that waits for the rank
@@ -85,7 +109,7 @@ func aheadOfBatch(r *worker.Rank, queue time.Duration) int64 {
 // there, its batch has a place or is expected to have one (see IsBatchFull), it reports no pressure, and
 // its KV can hold the request. prompt and maxTokens are those of Query.
 func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue time.Duration, prompt, maxTokens int) bool {
-	if s.EngineWait(r) >= queue || s.IsBatchFull(r, queue) || UnderPressure(r) {
+	if s.IsQueueFull(r, queue) || s.IsBatchFull(r, queue) || UnderPressure(r) {
 		return false
 	}
 	return leg == PrefillLeg || FitsKV(r, prompt, maxTokens)
@@ -251,7 +275,7 @@ func (res *Reservation) endPending(hasFirstToken bool) {
 	if r := res.rank; !res.unseen {
 		if hasFirstToken { // else the time since the last one goes on
 			now := res.s.now()
-			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), res.alone)
+			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), res.alone, r.Pending.Load() <= 1)
 		}
 		r.PendingWork.Add(-res.pending)
 		r.Pending.Add(-1)

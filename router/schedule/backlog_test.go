@@ -116,7 +116,7 @@ func TestBatchFull(t *testing.T) {
 	for interval, ahead := range map[time.Duration]int64{5 * time.Millisecond: 20, 45 * time.Millisecond: 2, 150 * time.Millisecond: 1, 250 * time.Millisecond: 0} {
 		s, r := newBacklogRank()
 		for range 50 {
-			r.Pace.FirstToken(interval, interval, false)
+			r.Pace.FirstToken(interval, interval, false, false)
 		}
 		r.Requests.Store(1000)
 		if s.IsBatchFull(r, queue) {
@@ -146,5 +146,61 @@ func TestPreview(t *testing.T) {
 	}
 	if got := s.PrefillTime(r, 100); got != 100*time.Millisecond {
 		t.Errorf("100 tokens take %v; want 100ms", got)
+	}
+}
+
+// An engine that computes any number of short prompts in a step that takes longer than the queue that it
+// may have is given more in each step, although no request starts within that queue.
+func TestQueueOfEngineWithLongSteps(t *testing.T) {
+	const requests, queue = 300, 200 * time.Millisecond
+	for _, step := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, time.Second, 3 * time.Second} {
+		t.Run(step.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := New(Options{QueueWeight: 1, PrefillWeight: 1, DecodeWeight: 1, OverlapWeight: 1, Explain: -1})
+				_, r := newBacklogRank()
+				var sent, computing []*Reservation
+				dispatch := func() {
+					q := Query{Leg: WholeLeg, Candidates: []*worker.Rank{r}, PromptTokens: 64, MaxTokens: 2}
+					if c, ok := s.Choose(&q); ok {
+						sent = append(sent, c.Reservation)
+					}
+				}
+				endStep := func() (done int) { // the next begins with what was sent meanwhile
+					time.Sleep(step)
+					for _, res := range computing {
+						res.PrefillDone()
+						res.Report("", 0, 1)
+						res.Release()
+					}
+					done, computing, sent = len(computing), sent, nil
+					return done
+				}
+				for range 20 { // requests that meet no other, then a few at once
+					dispatch()
+					endStep()
+					endStep()
+				}
+				for range 3 {
+					dispatch()
+				}
+				endStep()
+				endStep()
+				steps := 0
+				for left := requests; left > 0; steps++ {
+					if steps > 60 {
+						t.Fatalf("%d of %d requests have been started in %d steps", requests-left, requests, steps)
+					}
+					for len(sent) < left && s.CanStart(r, WholeLeg, queue, 64, 2) {
+						dispatch()
+					}
+					left -= len(sent)
+					endStep()
+				}
+				t.Logf("%d requests have been started in %d steps of %v", requests, steps, step)
+				if steps > 20 {
+					t.Errorf("%d steps of %v were needed to start %d requests; want at most 20", steps, step, requests)
+				}
+			})
+		})
 	}
 }

@@ -34,16 +34,25 @@ const (
 
 // FirstToken adds a first token. took is the time since it was the turn of its request: since the first
 // token before, or since the request was sent if no other waited then. wasAlone says that no other
-// request waited for its first token when this one was sent, and whole is the time since then.
-func (p *Pace) FirstToken(took, whole time.Duration, wasAlone bool) {
+// request waited for its first token when this one was sent, and whole is the time since then. isAlone
+// says that no other waits for its first token now.
+//
+// A request that met no other counts only until requests have met: an engine may be able to start many in
+// the time that it takes for one.
+func (p *Pace) FirstToken(took, whole time.Duration, wasAlone, isAlone bool) {
 	if !p.busy.CompareAndSwap(false, true) {
 		return
 	}
-	p.count, p.elapsed = p.count*paceFade+1, p.elapsed*paceFade+float64(max(took, 0))
-	p.interval.Store(int64(p.elapsed / p.count))
 	follow(&p.first, whole, 16)
 	if wasAlone {
 		follow(&p.alone, whole, 8)
+	}
+	switch {
+	case !wasAlone || !isAlone:
+		p.count, p.elapsed = p.count*paceFade+1, p.elapsed*paceFade+float64(max(took, 0))
+		p.interval.Store(max(int64(p.elapsed/p.count), 1))
+	case p.count == 0:
+		p.interval.Store(p.alone.Load())
 	}
 	p.busy.Store(false)
 }
@@ -75,6 +84,9 @@ func (p *Pace) Wait(pending int64, since time.Duration) time.Duration {
 // Interval returns the mean time between two first tokens while requests waited for theirs, 0 if it is
 // unknown.
 func (p *Pace) Interval() time.Duration { return time.Duration(p.interval.Load()) }
+
+// Alone returns the mean time to the first token of a request that met no other, 0 if it is unknown.
+func (p *Pace) Alone() time.Duration { return time.Duration(p.alone.Load()) }
 
 // First returns the mean time from a request's dispatch to its first token, 0 if it is unknown.
 func (p *Pace) First() time.Duration { return time.Duration(p.first.Load()) }

@@ -15,13 +15,13 @@ func TestPaceOfFullBatch(t *testing.T) {
 		t.Error("a Pace that has learned nothing knows a wait or a batch")
 	}
 	for range 20 {
-		p.FirstToken(30*ms, 30*ms, true)
+		p.FirstToken(30*ms, 30*ms, true, true)
 	}
 	if one, two := p.Wait(1, 0), p.Wait(2, 0); one != 0 || two != 60*ms {
 		t.Errorf("beside one request the next waits %v, beside two %v; want 0, because two may start together, and 60ms", one, two)
 	}
 	for range 100 {
-		p.FirstToken(40*ms, 240*ms, false)
+		p.FirstToken(40*ms, 240*ms, false, false)
 	}
 	if wait := p.Wait(5, 0); wait < 200*ms || wait > 215*ms {
 		t.Errorf("five requests wait for 40 ms each, and one takes 30 ms alone; the next waits %v, want about 210ms", wait)
@@ -39,16 +39,16 @@ func TestPaceOfFullBatch(t *testing.T) {
 func TestPaceOfSlowEngine(t *testing.T) {
 	var p Pace
 	for range 20 {
-		p.FirstToken(300*ms, 300*ms, true)
+		p.FirstToken(300*ms, 300*ms, true, true)
 	}
 	n := int64(1)
 	for range 40 { // whenever there is room, one more is given to it
 		if p.Wait(n, 0) < 200*ms {
 			n++
 		}
-		p.FirstToken(300*ms, 300*ms, false)
+		p.FirstToken(300*ms, 300*ms, false, false)
 		for range n - 1 {
-			p.FirstToken(0, 300*ms, false)
+			p.FirstToken(0, 300*ms, false, false)
 		}
 	}
 	if n < 15 {
