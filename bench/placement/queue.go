@@ -35,6 +35,7 @@ type queue struct {
 	added      chan struct{} // the dispatcher has added an event
 	freed      bool          // capacity has become free since the last event
 	excluded   []*worker.Rank
+	backlogged time.Duration // of the request that is looked at; see schedule.EngineQueue
 }
 
 // targetMargin is the part of a target that a forecast leaves unused.
@@ -81,8 +82,11 @@ func (q *queue) next() bool {
 
 // arrive lets a request wait if no rank can start it. It returns false if one can. Called with mu.
 func (q *queue) arrive(x *arrival) bool {
-	if q.controller.IsEmpty() && q.hasCapacity(x) {
-		return false
+	if q.controller.IsEmpty() {
+		q.backlogged = 0
+		if q.hasCapacity(x) {
+			return false
+		}
 	}
 	query := q.query(x)
 	c, _ := q.scheduler.Preview(&query)
@@ -127,10 +131,11 @@ func (s *starter) wait(w *admission.Waiter, atMost time.Duration) {
 }
 
 // TryStart implements admission.Starter.
-func (s *starter) TryStart() admission.Verdict {
+func (s *starter) TryStart(backlogged time.Duration) admission.Verdict {
 	q := s.q
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.backlogged = backlogged
 	if !q.hasCapacity(s.arrival) {
 		return admission.NoCapacity
 	}
@@ -163,7 +168,7 @@ func (q *queue) hasCapacity(x *arrival) bool {
 }
 
 func (q *queue) isFree(x *arrival, r *worker.Rank) bool {
-	return q.scheduler.CanStart(r, schedule.WholeLeg, q.opt.EngineQueue, x.Prompt, x.Output)
+	return q.scheduler.CanStart(r, schedule.WholeLeg, schedule.EngineQueue{Time: q.opt.EngineQueue, Backlogged: q.backlogged}, x.Prompt, x.Output)
 }
 
 // prefersFullRank reports whether the request waits for a rank without capacity that holds its prefix.
@@ -224,4 +229,24 @@ func mixed(requests int, high float64, seed uint64) *Trace {
 		last.Class, last.Tenant = class, tenants[tenant]
 	}
 	return &b.trace
+}
+
+// The load of each tenant that stays below its share in greedy, and a share of four tenants, as parts of
+// capacity.
+const quietLoad, greedyShare = 0.20, 0.25
+
+// greedy is a load of three tenants that stay below their share and one that offers factor times its own,
+// with the prompts of mixed, at one request a second. The greedy one has the lower class, which a queue with
+// one class ignores.
+func greedy(requests int, factor float64, seed uint64) *Trace {
+	trace := mixed(requests, 3*quietLoad/(3*quietLoad+factor*greedyShare), seed)
+	trace.Name = "greedy"
+	for i := range trace.Requests {
+		if x := &trace.Requests[i]; x.Class == 0 {
+			x.Tenant = []string{"tenant-1", "tenant-2", "tenant-3"}[i%3]
+		} else {
+			x.Class, x.Tenant = 1, "greedy"
+		}
+	}
+	return trace
 }

@@ -23,10 +23,10 @@ const (
 
 // Starter starts a waiting request.
 type Starter interface {
-	// TryStart reserves a rank for the request if one can start it soon. It runs on the dispatcher's
-	// goroutine while the goroutine of the request waits, and must not call the Controller, except
-	// for Wake.
-	TryStart() Verdict
+	// TryStart reserves a rank for the request if one can start it soon. backlogged is how long
+	// requests of its pool have waited without a break. TryStart runs on the dispatcher's goroutine
+	// while the goroutine of the request waits, and must not call the Controller, except for Wake.
+	TryStart(backlogged time.Duration) Verdict
 }
 
 // Outcome is the end of a wait.
@@ -79,13 +79,13 @@ type Waiter struct {
 }
 
 // tryStart is Starter.TryStart. A panic of it belongs to the request: Wait passes it on.
-func (w *Waiter) tryStart() (v Verdict) {
+func (w *Waiter) tryStart(backlogged time.Duration) (v Verdict) {
 	defer func() {
 		if w.panicked = recover(); w.panicked != nil {
 			v = Started
 		}
 	}()
-	return w.Starter.TryStart()
+	return w.Starter.TryStart(backlogged)
 }
 
 // Observer counts what a Controller does with requests that are not suspended streams. Its methods must neither block nor allocate.
@@ -395,11 +395,12 @@ func (c *Controller) round() bool {
 func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
 	for deferred := 0; deferred < maxDeferred; {
-		it := c.queue.Next(pool, c.now())
+		now := c.now()
+		it := c.queue.Next(pool, now)
 		if it == nil {
 			return
 		}
-		switch it.Waiter.tryStart() {
+		switch it.Waiter.tryStart(c.rate(pool).busyFor(now)) {
 		case Started:
 			it.tenant.rate.add(c.now(), it.Cost, tenantRateWindow)
 			c.queue.Take(it)
@@ -434,7 +435,7 @@ func (c *Controller) rate(pool string) *rateMeter {
 // requests, over about the last rateWindow or tenantRateWindow of such time.
 type rateMeter struct {
 	tokens, seconds float64
-	last            int64 // ns; meaningful while busy
+	since, last     int64 // ns; of the time with requests and of the last event; meaningful while busy
 	busy            bool
 }
 
@@ -447,12 +448,20 @@ const (
 
 func (m *rateMeter) begin(now int64) {
 	if !m.busy {
-		m.busy, m.last = true, now
+		m.resume(now)
 	}
 }
 
 // resume is begin for a meter whose time without requests has no end call.
-func (m *rateMeter) resume(now int64) { m.busy, m.last = true, now }
+func (m *rateMeter) resume(now int64) { m.busy, m.since, m.last = true, now, now }
+
+// busyFor returns how long there have been waiting requests without a break.
+func (m *rateMeter) busyFor(now int64) time.Duration {
+	if !m.busy {
+		return 0
+	}
+	return time.Duration(now - m.since)
+}
 
 func (m *rateMeter) end(now int64) {
 	m.advance(now, rateWindow)

@@ -17,7 +17,7 @@ type gate struct {
 	tries   int
 }
 
-func (g *gate) TryStart() Verdict {
+func (g *gate) TryStart(time.Duration) Verdict {
 	g.tries++
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
@@ -124,7 +124,7 @@ func TestDeferredRequestsLetOthersPass(t *testing.T) {
 
 type panicking struct{}
 
-func (panicking) TryStart() Verdict { panic("a fault of one request") }
+func (panicking) TryStart(time.Duration) Verdict { panic("a fault of one request") }
 
 // A panic ends the request that it belongs to, on its own goroutine, and no other.
 func TestPanicBelongsToItsRequest(t *testing.T) {
@@ -341,5 +341,64 @@ func TestRequestsOnHold(t *testing.T) {
 		if !c.IsEmpty() {
 			t.Errorf("%d wait", c.Waiting())
 		}
+	})
+}
+
+// backlogGate is a Starter that notes how long its pool has been backlogged.
+type backlogGate struct {
+	free *atomic.Int64
+	seen *[]time.Duration
+}
+
+func (g backlogGate) TryStart(backlogged time.Duration) Verdict {
+	*g.seen = append(*g.seen, backlogged)
+	if g.free.Add(-1) < 0 {
+		g.free.Add(1)
+		return NoCapacity
+	}
+	return Started
+}
+
+// TestBacklogged: a Starter learns for how long requests of its pool have waited without a break.
+func TestBacklogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{Name: "normal"}}, Limits: Limits{MaxRequests: 10, MaxTenants: 10}}, &counts{})
+		var free atomic.Int64
+		var seen []time.Duration
+		var wg sync.WaitGroup
+		wait := func() {
+			w := &Waiter{Class: "normal", Item: Item{Pool: "m", Tenant: "t", Cost: 1}, Starter: backlogGate{&free, &seen}}
+			if c.Enqueue(w) != WithinBounds {
+				t.Error("the queue is full")
+				return
+			}
+			wg.Go(func() { c.Wait(w, time.Hour) })
+		}
+		start := func() {
+			free.Add(1)
+			c.Wake()
+			synctest.Wait()
+		}
+		last := func(want time.Duration, when string) {
+			t.Helper()
+			if got := seen[len(seen)-1]; got < want || got > want+20*time.Millisecond {
+				t.Errorf("%s, the pool is backlogged for %v; want about %v", when, got, want)
+			}
+		}
+		wait()
+		time.Sleep(4 * time.Second)
+		wait()
+		start()
+		last(4*time.Second, "after 4 s, with a second request")
+		time.Sleep(time.Second)
+		start()
+		last(5*time.Second, "when the second is started a second later")
+		wg.Wait()
+		time.Sleep(time.Minute)
+		wait()
+		time.Sleep(time.Second)
+		start()
+		last(time.Second, "a second after a break")
+		wg.Wait()
 	})
 }

@@ -28,7 +28,7 @@
 // because a place that becomes free while no request waits in the engine stays empty for a step and the way
 // to the router and back. So requests hardly wait here below saturation, and batches stay full above it. A
 // request of the highest class pays for that: it may wait for half of engine_queue behind those that were
-// sent ahead.
+// sent ahead, or for an eighth once requests have waited for some seconds without a break.
 //
 // A request on hold is in the Queue and counts in its bounds, but is not dispatched before it is released:
 // its session has no place among the active ones yet.

@@ -331,7 +331,7 @@ func (q *request) decodeHasRoom() bool {
 		if !q.isFree(schedule.DecodeLeg, r) {
 			continue
 		}
-		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r, q.settings.admission.EngineQueue), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
+		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r, q.engineQueue()), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
 		if room += min(n, undecided+1); room > undecided {
 			return true
 		}
@@ -385,11 +385,16 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
 		return false
 	}
-	return s.Scheduler.CanStart(r, leg, s.admission.EngineQueue, q.prompt.Count, q.maxTokens)
+	return s.Scheduler.CanStart(r, leg, q.engineQueue(), q.prompt.Count, q.maxTokens)
+}
+
+func (q *request) engineQueue() schedule.EngineQueue {
+	return schedule.EngineQueue{Time: q.settings.admission.EngineQueue, Backlogged: q.backlogged}
 }
 
 // TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.
-func (q *request) TryStart() admission.Verdict {
+func (q *request) TryStart(backlogged time.Duration) admission.Verdict {
+	q.backlogged = backlogged
 	q.refreshCandidates()
 	leg := q.firstLeg()
 	candidates := q.candidates(leg)

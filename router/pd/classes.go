@@ -159,6 +159,7 @@ type admissionPart struct {
 	reservedPrefill chosenPrefill
 	preemption      *preemption   // nil: it has asked for no suspension
 	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
+	backlogged      time.Duration // how long its pool had waiting requests at the last TryStart
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
 }
 

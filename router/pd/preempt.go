@@ -145,14 +145,14 @@ func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Dur
 		}
 	}
 	n.blocks = schedule.MissingKV(r, q.prompt.Count, q.maxTokens)
-	isFull := s.Scheduler.IsBatchFull(r, s.admission.EngineQueue)
+	isFull := s.Scheduler.IsBatchFull(r, q.engineQueue())
 	if isFull || schedule.UnderPressure(r) {
 		n.requests = max(n.requests, 1)
 	}
-	if queue := s.admission.EngineQueue; !isFull && leg == schedule.WholeLeg && s.Scheduler.IsQueueFull(r, queue) {
+	if !isFull && leg == schedule.WholeLeg && s.Scheduler.IsQueueFull(r, q.engineQueue()) {
 		// The prompts queued there are computed within that time, unless the engine has no place in its
 		// batch for them.
-		if r.Waiting.Load() <= 0 || waited < 2*queue {
+		if r.Waiting.Load() <= 0 || waited < 2*s.admission.EngineQueue {
 			return n, false
 		}
 		n.requests = max(n.requests, 1)

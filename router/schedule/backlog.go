@@ -44,11 +44,23 @@ func (s *Scheduler) paceWait(r *worker.Rank) time.Duration {
 	return r.Pace.Wait(r.Pending.Load(), time.Duration(s.now()-r.HeadSince.Load()))
 }
 
-// IsQueueFull reports whether the engine of a rank has as much work as it should: as takes queue, or one of
+// EngineQueue bounds what an engine is given beyond what it computes.
+type EngineQueue struct {
+	// Time is how long the work may take that waits there.
+	Time time.Duration
+	// Backlogged is how long requests have waited in the router for such engines without a break.
+	Backlogged time.Duration
+}
+
+// lastingBacklog is how long requests must have waited in the router without a break before an engine with
+// a full batch is given fewer.
+const lastingBacklog = 3 * time.Second
+
+// IsQueueFull reports whether the engine of a rank has as much work as it should: as takes queue.Time, or one of
 // its steps if that is longer, as it may be without a GPU. Such an engine computes many prompts in a step,
 // and none starts before the next; with less it would get a few in each, for ever.
-func (s *Scheduler) IsQueueFull(r *worker.Rank, queue time.Duration) bool {
-	return s.EngineWait(r) >= max(queue, s.fixedTime(r))
+func (s *Scheduler) IsQueueFull(r *worker.Rank, queue EngineQueue) bool {
+	return s.EngineWait(r) >= max(queue.Time, s.fixedTime(r))
 }
 
 // fixedTime returns the part of the time to a first token that does not depend on the prompt, 0 if it is
@@ -77,9 +89,9 @@ func (s *Scheduler) StartIn(r *worker.Rank) time.Duration {
 const congestedWait = 60 * time.Millisecond
 
 // IsBatchFull reports whether the engine of a rank runs as many requests as it can, and has as many more as
-// it should (aheadOfBatch). queue is the time that a request may wait in an engine. It returns false as long
-// as the engine's reports have not shown how many requests run at a time.
-func (s *Scheduler) IsBatchFull(r *worker.Rank, queue time.Duration) bool {
+// it should (aheadOfBatch). It returns false as long as the engine's reports have not shown how many
+// requests run at a time.
+func (s *Scheduler) IsBatchFull(r *worker.Rank, queue EngineQueue) bool {
 	if n := r.Reports.Load(); n != r.PacedReports.Load() {
 		r.PacedReports.Store(n)
 		isCongested := r.KVUsage() < fullUsage && r.Pace.Wait(r.Pending.Load(), 0) > congestedWait
@@ -90,25 +102,33 @@ func (s *Scheduler) IsBatchFull(r *worker.Rank, queue time.Duration) bool {
 }
 
 // aheadOfBatch returns how many requests an engine is given beyond its batch: those that are expected to
-// get a place in it within half of queue.
+// get a place in it within half of queue.Time, or an eighth if the backlog lasts.
 //
 // Without them each place stays empty for a step and the way to the router and back, because the engine
-// begins its next step as soon as one ends. The other half of queue is for the request's own step and for
-// places that become free later than expected. Where the mean time between two places is longer than half of
-// queue, but not than queue, one request is sent ahead. Where it is longer, none is: an empty place costs
-// such an engine little, and a request that waits there can no longer go behind one of a higher class.
-func aheadOfBatch(r *worker.Rank, queue time.Duration) int64 {
+// begins its next step as soon as one ends. The other half of the time is for the request's own step and for
+// places that become free later than expected. Where the mean time between two places is longer than that
+// part, but not than queue.Time, one request is sent ahead. Where it is longer, none is: an empty place
+// costs such an engine little, and a request that waits there can no longer go behind one of a higher class.
+//
+// Below saturation the queue must make no difference, so it keeps only what many more would delay. In a
+// backlog that lasts, those of a tenant above its share and of lower classes would always be ahead of the
+// others, and some places that are empty for a step matter less.
+func aheadOfBatch(r *worker.Rank, queue EngineQueue) int64 {
 	interval := r.Pace.Interval()
-	if interval <= 0 || interval >= queue {
+	if interval <= 0 || interval >= queue.Time {
 		return 0
 	}
-	return max(int64(queue/2/interval), 1)
+	within := queue.Time / 2
+	if queue.Backlogged >= lastingBacklog {
+		within = queue.Time / 8
+	}
+	return max(int64(within/interval), 1)
 }
 
-// CanStart reports whether the engine of a rank would start a leg soon: less than queue of work waits
-// there, its batch has a place or is expected to have one (see IsBatchFull), it reports no pressure, and
+// CanStart reports whether the engine of a rank would start a leg soon: less work waits there than queue
+// allows, its batch has a place or is expected to have one (see IsBatchFull), it reports no pressure, and
 // its KV can hold the request. prompt and maxTokens are those of Query.
-func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue time.Duration, prompt, maxTokens int) bool {
+func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue EngineQueue, prompt, maxTokens int) bool {
 	if s.IsQueueFull(r, queue) || s.IsBatchFull(r, queue) || UnderPressure(r) {
 		return false
 	}
@@ -173,7 +193,7 @@ func KVRoom(r *worker.Rank, todo, maxTokens int) int64 {
 
 // BatchRoom returns how many more requests the engine of a rank may be given before IsBatchFull, at least 1;
 // math.MaxInt64 if its batch is unknown.
-func BatchRoom(r *worker.Rank, queue time.Duration) int64 {
+func BatchRoom(r *worker.Rank, queue EngineQueue) int64 {
 	if batch := r.Pace.Batch(); batch > 0 {
 		return max(batch+aheadOfBatch(r, queue)-r.Requests.Load(), 1) // IsBatchFull was asked a moment ago
 	}

@@ -112,26 +112,30 @@ func TestPressureAndKV(t *testing.T) {
 // A full batch is given more requests while these are expected to get a place within half of the time that
 // a request may wait in the engine: without them each place would stay empty until one arrives.
 func TestBatchFull(t *testing.T) {
-	const queue = 200 * time.Millisecond
-	for interval, ahead := range map[time.Duration]int64{5 * time.Millisecond: 20, 45 * time.Millisecond: 2, 150 * time.Millisecond: 1, 250 * time.Millisecond: 0} {
+	type spell struct{ interval, backlogged time.Duration }
+	for c, ahead := range map[spell]int64{
+		{5 * time.Millisecond, 0}: 20, {45 * time.Millisecond, 0}: 2, {150 * time.Millisecond, 0}: 1, {250 * time.Millisecond, 0}: 0,
+		{45 * time.Millisecond, 2 * time.Second}: 2, {5 * time.Millisecond, 3 * time.Second}: 5, {45 * time.Millisecond, 3 * time.Second}: 1, {250 * time.Millisecond, time.Hour}: 0,
+	} {
+		interval, queue := c.interval, EngineQueue{200 * time.Millisecond, c.backlogged}
 		s, r := newBacklogRank()
 		for range 50 {
 			r.Pace.FirstToken(interval, interval, false, false)
 		}
 		r.Requests.Store(1000)
 		if s.IsBatchFull(r, queue) {
-			t.Errorf("interval %v: the batch is full before the engine has reported any", interval)
+			t.Errorf("%v: the batch is full before the engine has reported any", c)
 		}
 		for range 2 {
 			r.Pace.Report(0, 16, 4, 20, true)
 		}
 		r.Requests.Store(16 + ahead - 1)
 		if room := BatchRoom(r, queue); s.IsBatchFull(r, queue) || room != 1 {
-			t.Errorf("interval %v: the engine is not given %d requests beyond its batch; room %d, want 1", interval, ahead, room)
+			t.Errorf("%v: the engine is not given %d requests beyond its batch; room %d, want 1", c, ahead, room)
 		}
 		r.Requests.Add(1)
 		if !s.IsBatchFull(r, queue) {
-			t.Errorf("interval %v: the engine is given more than %d requests beyond its batch", interval, ahead)
+			t.Errorf("%v: the engine is given more than %d requests beyond its batch", c, ahead)
 		}
 	}
 }
@@ -152,7 +156,8 @@ func TestPreview(t *testing.T) {
 // An engine that computes any number of short prompts in a step that takes longer than the queue that it
 // may have is given more in each step, although no request starts within that queue.
 func TestQueueOfEngineWithLongSteps(t *testing.T) {
-	const requests, queue = 300, 200 * time.Millisecond
+	const requests = 300
+	queue := EngineQueue{Time: 200 * time.Millisecond}
 	for _, step := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, time.Second, 3 * time.Second} {
 		t.Run(step.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
