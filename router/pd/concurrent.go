@@ -290,7 +290,7 @@ func (b *concurrentPrefill) checkPeerInfo() {
 }
 
 // cachedTokens returns the number of tokens that prefill found cached; -1 if the engine has not
-// reported it, or not yet. Decode's count is no substitute: it is of decode's own cache, or includes
+// reported it, or not yet. Decode's count is not a substitute: it is of decode's own cache, or includes
 // the blocks that it received.
 func (b *concurrentPrefill) cachedTokens() int { return int(b.cached.Load()) }
 

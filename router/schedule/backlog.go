@@ -58,7 +58,7 @@ const lastingBacklog = 3 * time.Second
 
 // IsQueueFull reports whether the engine of a rank has as much work as it should: as takes queue.Time, or one of
 // its steps if that is longer, as it may be without a GPU. Such an engine computes many prompts in a step,
-// and none starts before the next; with less it would get a few in each, for ever.
+// and none starts before the next; with less it would get a few in each, without end.
 func (s *Scheduler) IsQueueFull(r *worker.Rank, queue EngineQueue) bool {
 	return s.EngineWait(r) >= max(queue.Time, s.fixedTime(r))
 }
