@@ -132,7 +132,7 @@ func TestQueueUnderOverload(t *testing.T) {
 // A tenant that offers ten times its share makes the others wait little longer than when it offers its
 // share. When engines with a full batch were given as many requests in a lasting backlog as in a short one,
 // the others' p99 rose from 229 to 344 ms.
-func TestQueueBesideGreedyTenant(t *testing.T) {
+func TestQueueWithGreedyTenant(t *testing.T) {
 	m := newQueueRuns(t)
 	queue := fairQueue
 	queue.Classes = queue.Classes[:1]
