@@ -102,10 +102,14 @@ check "completion in zsh" completes zsh -f -c "autoload -Uz compinit && compinit
   _describe() { for last; do :; done; print -l -- \${(P)last}; }; compstate=()
   words=(sluice dem) CURRENT=2; _sluice; words=(sluice serve --policy round) CURRENT=4; _sluice"
 
-# The same files as packages of an earlier version, from which to upgrade.
+# The same files as packages of an earlier version, from which to upgrade. Its sluice.yaml and its environment of
+# the router differ from those of the package under test; its flags of the sidecar do not.
 nfpm=$(ls -t "${cache%/*}"/tools/v*/nfpm | head -1)
 mkdir "$work/earlier"
-for format in deb rpm; do VERSION=0~earlier ARCH=$(go env GOARCH) "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$work/earlier/" >/dev/null; done
+sed "s/^# All fields: .*/# A comment of the earlier version./" scripts/packaging/sluice.yaml >"$work/earlier/sluice.yaml"
+{ cat scripts/packaging/default.sluice && echo "# A comment of the earlier version."; } >"$work/earlier/default.sluice"
+sed -e "s#scripts/packaging/sluice.yaml#$work/earlier/sluice.yaml#" -e "s#scripts/packaging/default.sluice,#$work/earlier/default.sluice,#" scripts/packaging/nfpm.yaml >"$work/earlier/nfpm.yaml"
+for format in deb rpm; do VERSION=0~earlier ARCH=$(go env GOARCH) "$nfpm" package --config "$work/earlier/nfpm.yaml" --packager "$format" --target "$work/earlier/" >/dev/null; done
 
 # Installation.
 cp "$deb" "$root/sluice.deb"
@@ -141,11 +145,39 @@ serves() { # the service's command, as its user, answers /livez; the commands of
 }
 check "it serves as user sluice, who can reload it" serves
 
-# Upgrade: a changed configuration stays.
-echo "# edited" >>"$root/etc/sluice/sluice.yaml"
+# Upgrade. A file that only the operator has edited stays, one that only the package has changed is replaced, and
+# of one that both have changed the operator's version stays and the package's is written beside it.
+packaged=(/etc/sluice/sluice.yaml /etc/default/sluice)
+differ() { # the earlier package's files are not those of the package under test
+  local file
+  for file in "${packaged[@]}"; do
+    grep -q "A comment of the earlier version" "$root$file" || { echo "$file is not the earlier version's"; return 1; }
+    ! cmp -s "$root$file" "$work/files$file" || { echo "$file is the same in both packages"; return 1; }
+  done
+  cmp "$root/etc/default/sluice-sidecar" "$work/files/etc/default/sluice-sidecar"
+}
+edit() { local file; for file in /etc/sluice/sluice.yaml /etc/default/sluice-sidecar; do echo "# edited" >>"$root$file"; done; }
+stays() { in_root grep -q "# edited" "$1" && { [ "$1" != /etc/sluice/sluice.yaml ] || in_root grep -q "A comment of the earlier version" "$1"; }; }
+beside() { # beside FILE [SUFFIX]: the package's version is at FILE.SUFFIX; without SUFFIX there is none
+  local found
+  found=$(cd "$root" && ls ".$1".* 2>/dev/null || true)
+  [ "$found" = "${2:+.$1.$2}" ] || { echo "found $found"; return 1; }
+  [ -z "${2:-}" ] || cmp "$root$1.$2" "$work/files$1"
+}
+upgraded() { # upgraded NAME SUFFIX
+  check "$1a configuration that the operator and the package have changed is the operator's" stays /etc/sluice/sluice.yaml
+  check "$1the package's version of it is beside it, as .$2" beside /etc/sluice/sluice.yaml "$2"
+  check "$1a file that only the operator has edited stays" stays /etc/default/sluice-sidecar
+  check "$1nothing is beside that" beside /etc/default/sluice-sidecar
+  check "$1a file that only the package has changed is replaced" cmp "$root/etc/default/sluice" "$work/files/etc/default/sluice"
+  check "$1nothing is beside that either" beside /etc/default/sluice
+  check "$1the new program accepts the configuration that stayed" precheck
+}
+check "the earlier version has other configuration files" differ
+edit
 check "upgrade" in_root dpkg -i --force-confdef --force-confold /sluice.deb
 check "the version is the later one" bash -c 'dpkg --compare-versions "$1" gt 0~earlier && [ "$1" = "$2" ]' - "$(in_root dpkg-query -W -f '${Version}' sluice)" "$(dpkg-deb -f "$deb" Version)"
-check "an edited configuration stays" in_root grep -q '# edited' /etc/sluice/sluice.yaml
+upgraded "" dpkg-dist
 check "its owner stays" owner /etc/sluice/sluice.yaml "root:sluice 640"
 
 # Removal and purge.
@@ -153,7 +185,7 @@ check "remove" in_root dpkg -r sluice
 check "the program is gone" in_root test ! -e /usr/bin/sluice
 check "the configuration stays" in_root test -e /etc/sluice/sluice.yaml
 check "purge" in_root dpkg -P sluice
-for path in /etc/sluice /etc/default/sluice /var/lib/sluice /var/log/sluice /usr/lib/systemd/system/sluice.service; do
+for path in /etc/sluice /etc/default/sluice /etc/default/sluice-sidecar /var/lib/sluice /var/log/sluice /usr/lib/systemd/system/sluice.service; do
   check "$path is gone" in_root test ! -e "$path"
 done
 
@@ -170,10 +202,11 @@ check ".rpm: the script made the user" in_root getent passwd sluice
 check ".rpm: the configuration is readable by the service only" owner /etc/sluice/sluice.yaml "root:sluice 640"
 check ".rpm: the state directory" owner /var/lib/sluice "sluice:sluice 750"
 check ".rpm: the unit's ExecStartPre accepts the configuration" precheck
-echo "# edited" >>"$root/etc/sluice/sluice.yaml"
+check ".rpm: the earlier version has other configuration files" differ
+edit
 check ".rpm: upgrade" in_rpm -U --nodeps "$rpm"
 check ".rpm: the version is the later one" [ "$(in_rpm -q --qf '%{VERSION}-%{RELEASE}' sluice)" = "$(rpm -qp --nosignature --qf '%{VERSION}-%{RELEASE}' "$rpm")" ]
-check ".rpm: an edited configuration stays" in_root grep -q '# edited' /etc/sluice/sluice.yaml
+upgraded ".rpm: " rpmnew
 check ".rpm: its owner stays" owner /etc/sluice/sluice.yaml "root:sluice 640"
 check ".rpm: remove" in_rpm -e sluice
 check ".rpm: the program and the units are gone" in_root sh -c '! [ -e /usr/bin/sluice ] && ! ls /usr/lib/systemd/system/sluice*'
