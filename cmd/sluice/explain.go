@@ -70,8 +70,10 @@ func runExplain(ctx context.Context, target routerFlags, id string, asJSON bool,
 	return 0
 }
 
+// writeRecord prints a record. Text that clients and engines can influence is printed without characters that
+// a terminal interprets.
 func writeRecord(w io.Writer, rec *schedule.Record) {
-	fmt.Fprintf(w, "Request %s, %s, policy %s\n", rec.RequestID, rec.Started.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
+	fmt.Fprintf(w, "Request %s, %s, policy %s\n", oneLine(rec.RequestID), rec.Started.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
 	for i := range rec.Joint {
 		writePair(w, &rec.Joint[i])
 	}
@@ -84,7 +86,7 @@ func writeRecord(w io.Writer, rec *schedule.Record) {
 	if len(rec.Notes) > 0 {
 		fmt.Fprint(w, "\nOn the way:\n")
 		for _, n := range rec.Notes {
-			fmt.Fprintf(w, "  %8.1f ms  %s\n", n.AtMS, n.Text)
+			fmt.Fprintf(w, "  %8.1f ms  %s\n", n.AtMS, oneLine(n.Text))
 		}
 	}
 	writeOutcome(w, rec.Outcome)
@@ -242,7 +244,7 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 	}
 	fmt.Fprintf(w, "\nEnded: status %d", o.Status)
 	if o.Reason != "" {
-		fmt.Fprintf(w, " (%s)", o.Reason)
+		fmt.Fprintf(w, " (%s)", oneLine(o.Reason))
 	}
 	fmt.Fprintf(w, " after %.1f ms", o.TotalMS)
 	if o.TTFTMS > 0 {

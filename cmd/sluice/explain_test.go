@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"sluice/router/admin"
 	"sluice/router/fleet"
@@ -117,5 +118,21 @@ func TestExplain(t *testing.T) {
 	os.Setenv("SLUICE_ADMIN_TOKEN", rt.Token)
 	if code, _, stderr := explain("--admin", a.Addr(), "req-1"); code != 0 {
 		t.Errorf("by address and token: %d %q", code, stderr)
+	}
+}
+
+// TestExplainControlCharacters: text of clients and engines in a record does not reach a terminal's controls.
+func TestExplainControlCharacters(t *testing.T) {
+	const hostile = "a\x1b[2J\u009b31m\u202e\r\nb"
+	rec := schedule.Record{RequestID: hostile, Notes: []schedule.Note{{Text: hostile}}, Outcome: &schedule.OutcomeRecord{Status: 500, Reason: hostile}}
+	rec.Earlier = []schedule.Record{rec}
+	var out bytes.Buffer
+	writeRecord(&out, &rec)
+	text := out.String()
+	if strings.Count(text, "a [2J 31m   b") != 6 {
+		t.Errorf("%q", text)
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		t.Errorf("control characters in %q", text)
 	}
 }

@@ -135,7 +135,7 @@ func TestRequestsInFlight(t *testing.T) {
 		t.Errorf("order %s; want bdac", order)
 	}
 	var out bytes.Buffer
-	writeRequests(&out, []admin.Request{{ID: "x\x1b[31m", At: 1000, Whole: "w/0", Predicted: 16, Attempts: 1, Reported: -1}}, time.UnixMilli(3500))
+	writeRequests(&out, []admin.Request{{ID: "x\x1b[31m", At: 1000, Whole: "w/0", Predicted: 16, Attempts: 1, Reported: -1}}, time.UnixMilli(3500), 0)
 	if s := out.String(); !strings.Contains(s, "2.5s") || !strings.Contains(s, "running") || !strings.Contains(s, "~16") || strings.Contains(s, "\x1b") {
 		t.Errorf("%q", s)
 	}
@@ -310,7 +310,64 @@ func TestTopInTerminal(t *testing.T) {
 }
 
 func TestFrame(t *testing.T) {
-	if got, want := frame("abcdef\nää\nthird\n", 2, 2), homeScreen+"ab"+clearLine+"\r\nää"+clearLine+clearBelow; got != want {
+	if got, want := frame("abcdef\nää\nthird\n", 2, 2), homeScreen+clearLine+"ab\r\n"+clearLine+"ää"+clearBelow; got != want {
 		t.Errorf("%q; want %q", got, want)
+	}
+}
+
+// TestTopFits: a long list of ranks leaves room for the requests, with the ranks first that need attention, and
+// a long name does not move the columns of other rows off the screen.
+func TestTopFits(t *testing.T) {
+	v := &topView{Stats: new(admin.Stats)}
+	for i := range 200 {
+		id := fmt.Sprintf("w%03d", i)
+		w := admin.Worker{ID: id, Role: "decode", State: "ready", Models: []string{strings.Repeat("模", 170)}, Ranks: []admin.Rank{{ID: id + "/0", Feed: "live", Breaker: "closed", Running: -1, Waiting: -1, KVUsage: -1}}}
+		switch i {
+		case 50:
+			w.Ranks[0].Requests = 7
+		case 150:
+			w.Ranks[0].Breaker = "open"
+		case 199:
+			w.ID, w.State, w.Reason = strings.Repeat("x", 120)+"-gone-07", "unhealthy", "a\x1b[2Jb"
+		}
+		v.Workers = append(v.Workers, w)
+	}
+	for i := range 500 {
+		v.Requests = append(v.Requests, admin.Request{ID: fmt.Sprintf("q%03d", i), Prefill: strings.Repeat("p", 128) + "/0", Decode: "w000/0", Attempts: 1})
+	}
+	write := func(rows int) []string {
+		var b strings.Builder
+		writeTopTables(&b, v, rows)
+		return strings.Split(b.String(), "\n")
+	}
+	lines := write(40)
+	shown := lines[:40-topHead+3] // the head has all but the tables' headings and the line between them
+	if !strings.HasPrefix(lines[0], "WORKER") || !strings.HasPrefix(lines[1], "xxxxxxxxxxxxx…xxxxxx-gone-07 ") || !strings.HasPrefix(lines[2], "w150 ") || !strings.HasPrefix(lines[3], "w050 ") || !strings.HasPrefix(lines[4], "w000 ") {
+		t.Errorf("the ranks are\n%s", strings.Join(lines[:6], "\n"))
+	}
+	if at := strings.Index(lines[0], "BREAKER"); at < 0 || at > 120 || lines[2][at:at+4] != "open" || strings.Contains(strings.Join(lines, ""), "\x1b") {
+		t.Errorf("BREAKER is in column %d of\n%q", at, lines[:3])
+	}
+	var heading, requests int
+	for i, line := range shown {
+		if strings.HasPrefix(line, "AGE") {
+			heading = i
+		} else if heading > 0 {
+			requests++
+		}
+	}
+	if want := "… and 186 more; sluice workers lists all"; lines[15] != want || heading != 17 || requests != 15 {
+		t.Errorf("line 15 %q, heading of requests in line %d, %d requests on the screen; want %q, 17 and 15", lines[15], heading, requests, want)
+	}
+	if at := strings.Index(lines[heading], "REQUEST"); at < 0 || at > 140 {
+		t.Errorf("the requests' names begin in column %d", at)
+	}
+	all := strings.Join(write(0), "\n")
+	if n := strings.Count(all, "decode"); n != 200 || !strings.Contains(all, strings.Repeat("x", 120)) || strings.Count(all, "\nq") > 0 || strings.Count(all, "  q") != 500 || strings.Contains(all, " more;") {
+		t.Errorf("without a limit, %d ranks:\n%.2000s", n, all)
+	}
+	v.Requests = v.Requests[:3]
+	if lines := write(40); lines[27] != "… and 174 more; sluice workers lists all" {
+		t.Errorf("beside 3 requests: line 27 is %q", lines[27])
 	}
 }

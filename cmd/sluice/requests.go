@@ -58,7 +58,7 @@ func requestsCommand() *cobra.Command {
 			if asJSON {
 				return encodeJSON(cmd.OutOrStdout(), map[string]any{"requests": requests})
 			}
-			writeRequests(cmd.OutOrStdout(), requests, time.Now())
+			writeRequests(cmd.OutOrStdout(), requests, time.Now(), 0)
 			return nil
 		})
 	})
@@ -83,8 +83,8 @@ func inFlightFirst(requests []admin.Request) []admin.Request {
 	return requests
 }
 
-// writeRequests prints a table.
-func writeRequests(w io.Writer, requests []admin.Request, now time.Time) {
+// writeRequests prints a table, with names of ranks of at most so many characters; 0: of any length.
+func writeRequests(w io.Writer, requests []admin.Request, now time.Time, name int) {
 	if len(requests) == 0 {
 		fmt.Fprintln(w, "no requests")
 		return
@@ -112,7 +112,7 @@ func writeRequests(w io.Writer, requests []admin.Request, now time.Time) {
 			prefill, decode = "-", r.Whole
 		}
 		fmt.Fprintf(t, "%v\t%s\t%s\t%s\t%d\t%s\t%d\t%d\t%s\t%s\t%s\n", now.Sub(time.UnixMilli(r.At)).Truncate(100*time.Millisecond), oneLine(status), ttft, total,
-			r.PromptTokens, cached, r.OutputTokens, r.Attempts, dash(prefill), dash(decode), oneLine(r.ID))
+			r.PromptTokens, cached, r.OutputTokens, r.Attempts, clip(dash(prefill), name), clip(dash(decode), name), oneLine(r.ID))
 	}
 	t.Flush()
 	for line := range strings.Lines(b.String()) {

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +19,8 @@ import (
 
 const topLong = `Shows a running router, refreshed every --interval: rates and time to first token of the last ten
 seconds, legs in flight, the workers, and the requests in flight and the latest. q or Ctrl-C ends
-it. With --once, or if standard output is not a terminal, it prints one view and ends.`
+it. If the terminal has not enough rows for all ranks, those that are not ready are first, then the
+busiest. With --once, or if standard output is not a terminal, it prints one whole view and ends.`
 
 const topExample = `
   sluice top
@@ -67,12 +70,12 @@ func runTop(cmd *cobra.Command, target *routerFlags, once bool, interval time.Du
 	var err error
 	if once || !isFile || !isatty(screen) {
 		var view bytes.Buffer
-		if err = writeTop(cmd.Context(), &view, c, rt, maxRequests); err == nil {
+		if err = writeTop(cmd.Context(), &view, c, rt, 0); err == nil {
 			_, err = stdout.Write(view.Bytes())
 		}
 	} else {
-		err = showTop(cmd, screen, interval, func(ctx context.Context, w io.Writer, requests int) error {
-			return writeTop(ctx, w, c, rt, requests)
+		err = showTop(cmd, screen, interval, func(ctx context.Context, w io.Writer, rows int) error {
+			return writeTop(ctx, w, c, rt, rows)
 		})
 	}
 	if err != nil {
@@ -83,8 +86,10 @@ func runTop(cmd *cobra.Command, target *routerFlags, once bool, interval time.Du
 }
 
 const (
-	enterScreen = "\x1b[?1049h\x1b[?25l" // the alternate screen, without a cursor
-	leaveScreen = "\x1b[?25h\x1b[?1049l"
+	// The alternate screen, without a cursor and without the wrapping of lines: wide characters take more columns
+	// than frame counts.
+	enterScreen = "\x1b[?1049h\x1b[?7l\x1b[?25l"
+	leaveScreen = "\x1b[?25h\x1b[?7h\x1b[?1049l"
 	homeScreen  = "\x1b[H"
 	clearLine   = "\x1b[K"
 	clearBelow  = "\x1b[J"
@@ -92,7 +97,7 @@ const (
 
 // showTop draws the view on a terminal until q is pressed or the command's context ends. It returns the
 // error of a view.
-func showTop(cmd *cobra.Command, screen *os.File, interval time.Duration, view func(ctx context.Context, w io.Writer, requests int) error) error {
+func showTop(cmd *cobra.Command, screen *os.File, interval time.Duration, view func(ctx context.Context, w io.Writer, rows int) error) error {
 	ctx, quit := context.WithCancel(cmd.Context())
 	defer quit()
 	if keys, isFile := cmd.InOrStdin().(*os.File); isFile && isatty(keys) {
@@ -160,7 +165,7 @@ func frame(text string, columns, rows int) string {
 		if r := []rune(line); len(r) > columns {
 			line = string(r[:columns])
 		}
-		b.WriteString(line + clearLine)
+		b.WriteString(clearLine + line) // in this order: after the last column, clearLine would erase it
 	}
 	b.WriteString(clearBelow)
 	return b.String()
@@ -193,8 +198,8 @@ func readTop(ctx context.Context, c *admin.Client) (*topView, error) {
 	return &v, nil
 }
 
-// writeTop writes one view with at most so many requests.
-func writeTop(ctx context.Context, w io.Writer, c *admin.Client, rt admin.Runtime, requests int) error {
+// writeTop writes one view for a screen of so many rows; 0: without a limit.
+func writeTop(ctx context.Context, w io.Writer, c *admin.Client, rt admin.Runtime, rows int) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	v, err := readTop(ctx, c)
@@ -212,10 +217,58 @@ func writeTop(ctx context.Context, w io.Writer, c *admin.Client, rt admin.Runtim
 	fmt.Fprintf(w, "first token p50 %s  p99 %s   cached prompt tokens: predicted %s  reported %s\n", optional(now.TTFTP50, "%.0f ms", 1), optional(now.TTFTP99, "%.0f ms", 1),
 		optional(now.Predicted, "%.0f %%", 100), optional(now.Actual, "%.0f %%", 100))
 	fmt.Fprintf(w, "since the start: %s responses  %s refused  %s retries\n\n", humanize.Comma(int64(stats.Total.Responses)), humanize.Comma(int64(stats.Total.Refused)), humanize.Comma(int64(stats.Total.Retries)))
-	writeWorkers(w, v.Workers)
-	fmt.Fprintln(w)
-	writeRequests(w, v.Requests[:min(len(v.Requests), requests)], time.Now())
+	writeTopTables(w, v, rows)
 	return nil
+}
+
+// topHead is the number of rows of a view without its ranks and requests.
+const topHead = 10
+
+// Longest names in a view that must fit a screen. Without a bound, one long name would move the columns of all
+// rows off the screen.
+const (
+	topName   = 28
+	topModels = 24
+)
+
+// writeTopTables writes the workers and the requests of a view. If they do not all fit into the rows of the
+// screen, the ranks get half of them, and more if there are fewer requests.
+func writeTopTables(w io.Writer, v *topView, rows int) {
+	if rows <= 0 {
+		writeWorkers(w, v.Workers)
+		fmt.Fprintln(w)
+		writeRequests(w, v.Requests, time.Now(), 0)
+		return
+	}
+	ranks, hidden := rankRows(v.Workers), 0
+	space := max(rows-topHead, 4)
+	if most := max(space/2, space-len(v.Requests)); len(ranks) > most {
+		slices.SortStableFunc(ranks, compareAttention)
+		hidden = len(ranks) - (most - 1) // the last row says how many are left out
+		ranks = ranks[:most-1]
+	}
+	writeRanks(w, ranks, topName, topModels)
+	if hidden > 0 {
+		fmt.Fprintf(w, "… and %s more; sluice workers lists all\n", humanize.Comma(int64(hidden)))
+	}
+	fmt.Fprintln(w)
+	writeRequests(w, v.Requests[:min(len(v.Requests), rows)], time.Now(), topName)
+}
+
+// compareAttention orders ranks by how much they need an operator's attention: those of workers that are not
+// ready, those with a breaker that is not closed, then the busiest.
+func compareAttention(a, b rankRow) int {
+	need := func(r rankRow) int {
+		switch {
+		case r.worker.State != "ready":
+			return 0
+		case r.rank.Breaker != "closed":
+			return 1
+		}
+		return 2
+	}
+	load := func(r rankRow) int64 { return r.rank.Requests + max(r.rank.Waiting, 0) }
+	return cmp.Or(cmp.Compare(need(a), need(b)), cmp.Compare(load(b), load(a)))
 }
 
 // optional prints a figure that is absent without an observation.

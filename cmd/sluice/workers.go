@@ -91,35 +91,64 @@ func checkWorker(ctx context.Context, c *admin.Client, id string) error {
 	return fmt.Errorf("the router has no worker %q%s; `sluice workers` lists them", id, config.Suggestion(id, known))
 }
 
+// rankRow is a rank and its worker.
+type rankRow struct {
+	worker *admin.Worker
+	rank   *admin.Rank
+}
+
+// rankRows returns the ranks of workers.
+func rankRows(workers []admin.Worker) []rankRow {
+	var rows []rankRow
+	for i := range workers {
+		for j := range workers[i].Ranks {
+			rows = append(rows, rankRow{&workers[i], &workers[i].Ranks[j]})
+		}
+	}
+	return rows
+}
+
 // writeWorkers prints a table of the ranks of all workers.
-func writeWorkers(w io.Writer, workers []admin.Worker) {
-	if len(workers) == 0 {
+func writeWorkers(w io.Writer, workers []admin.Worker) { writeRanks(w, rankRows(workers), 0, 0) }
+
+// writeRanks prints a table of ranks, with names of workers, engines and models of at most so many characters;
+// 0: of any length.
+func writeRanks(w io.Writer, rows []rankRow, name, models int) {
+	if len(rows) == 0 {
 		fmt.Fprintln(w, "the router has no workers")
 		return
 	}
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "WORKER\tROLE\tSTATE\tREQUESTS\tRUNNING\tWAITING\tKV USED\tTO PREFILL\tEVENTS\tBREAKER\tENGINE\tMODELS\tREASON")
-	for i := range workers {
-		wk := &workers[i]
-		reason := ""
+	for _, row := range rows {
+		wk, r := row.worker, row.rank
+		id, reason := wk.ID, ""
+		if len(wk.Ranks) > 1 {
+			id = r.ID
+		}
 		if wk.State != "ready" {
-			reason = oneLine(wk.Reason)
+			reason = wk.Reason
 		}
-		for j := range wk.Ranks {
-			r := &wk.Ranks[j]
-			name := wk.ID
-			if len(wk.Ranks) > 1 {
-				name = r.ID
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", name, wk.Role, wk.State, r.Requests, reported(r.Running), reported(r.Waiting),
-				usage(r.KVUsage), r.PrefillTokens, r.Feed, r.Breaker, oneLine(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version)), oneLine(strings.Join(wk.Models, ",")), reason)
-		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", clip(id, name), oneLine(wk.Role), oneLine(wk.State), r.Requests, reported(r.Running), reported(r.Waiting),
+			usage(r.KVUsage), r.PrefillTokens, oneLine(r.Feed), oneLine(r.Breaker), clip(strings.TrimSpace(engineName(wk.Engine)+" "+wk.Version), name), clip(strings.Join(wk.Models, ","), models), oneLine(reason))
 	}
 	t.Flush()
 	for line := range strings.Lines(b.String()) {
 		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
+}
+
+// clip returns s on one line, with at most so many characters; 0: with any number. It leaves out the middle,
+// because names of workers differ at their ends.
+func clip(s string, most int) string {
+	s = oneLine(s)
+	r := []rune(s)
+	if most <= 0 || len(r) <= most {
+		return s
+	}
+	end := most / 2
+	return string(r[:most-end-1]) + "…" + string(r[len(r)-end:])
 }
 
 // usage prints the share of KV blocks in use, "?" if the engine does not report it.
