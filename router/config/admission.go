@@ -102,7 +102,7 @@ func (c *Config) checkClasses(bad report) {
 		k, path := &a.Classes[i], fmt.Sprintf("admission.classes[%d]", i)
 		switch first, twice := names[k.Name]; {
 		case !idForm.MatchString(k.Name):
-			bad(path+".name", "%s is not a name of a class; want 1 to 128 letters, digits and ._:@-", quoted(k.Name))
+			bad(path+".name", "%s is not a name of a class; want 1 to 128 letters, digits and ._:@-, and no - at the beginning", quoted(k.Name))
 		case twice:
 			bad(path+".name", "%s is also the name of admission.classes[%d]; want a unique name", quoted(k.Name), first)
 		}

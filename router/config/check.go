@@ -252,7 +252,7 @@ func (c *Config) checkWorkers(bad report) {
 		path := fmt.Sprintf("workers[%d]", i)
 		if w.ID != "" {
 			if !idForm.MatchString(w.ID) {
-				bad(path+".id", "%s is not an id; want at most 128 letters, digits or any of . _ : @ -", quoted(w.ID))
+				bad(path+".id", "%s is not an id; want at most 128 letters, digits or any of . _ : @ -, and no - at the beginning", quoted(w.ID))
 			} else if first, twice := ids[w.ID]; twice {
 				bad(path+".id", "%s is already the id of workers[%d]; want a unique id", quoted(w.ID), first)
 			}
@@ -291,7 +291,11 @@ func (c *Config) checkWorkers(bad report) {
 	}
 }
 
-var idForm = regexp.MustCompile(`^[A-Za-z0-9._:@-]{1,128}$`)
+// idForm is the form of ids. Commands take an argument that begins with - for a flag.
+var idForm = regexp.MustCompile(`^[A-Za-z0-9._:@][A-Za-z0-9._:@-]{0,127}$`)
+
+// maxURL bounds the URL of an engine, in bytes. It is in log lines and in every list of workers.
+const maxURL = 2048
 
 // engineURL checks the URL of an engine and returns it in a canonical form, so that two URLs of one
 // server compare equal.
@@ -300,6 +304,8 @@ func engineURL(raw string) (string, error) {
 	switch {
 	case raw == "":
 		return "", fmt.Errorf("is missing")
+	case len(raw) > maxURL:
+		return "", fmt.Errorf("it has %d bytes, more than %d", len(raw), maxURL)
 	case err != nil:
 		return "", fmt.Errorf("not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
