@@ -10,6 +10,7 @@
   and every `--set PATH=` a path of the configuration.
 - Every yaml block is a configuration that `sluice check` accepts. A block whose first line is a comment
   that names a file other than sluice.yaml or workers.yaml is another program's, as is one of Kubernetes.
+- Every haproxy and nginx block is a configuration that haproxy -c or nginx -t accepts, where that is installed.
 - docs/headers.md has every X-Sluice header and every reason of the code, with its status; docs/api.md has every
   route; every log message that the pages quote exists.
 - Every page of docs/ is in the navigation of mkdocs.yml, or listed there as left out of it.
@@ -22,6 +23,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -263,6 +265,26 @@ def check_yaml(path, block):
         faults.append(f"{path}: sluice check refuses the yaml block that begins with {first!r}: {lines[0].replace(file, 'line')}")
 
 
+def check_proxies(path):
+    """Checks the configurations of other proxies, without their certificates and with a socket of their own."""
+    for _, language, block in BLOCK.findall(read(path)):
+        if language not in ("haproxy", "nginx") or not shutil.which(language):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, language)
+            if language == "haproxy":
+                text, command = re.sub(r" ssl crt \S+", "", block), ["haproxy", "-c", "-f", file]
+            else:
+                text = re.sub(r"ssl_certificate\w* [^;]+;", "", re.sub(r"listen \d+ ssl;", f"listen unix:{folder}/socket;", block))
+                text = f"pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off; {text} }}"
+                command = ["nginx", "-t", "-p", folder, "-c", file]
+            with open(file, "w", encoding="utf-8") as f:
+                f.write(text)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            faults.append(f"{path}: {language} refuses the block that begins with {block.splitlines()[0]!r}: {(done.stderr + done.stdout).strip()[:400]}")
+
+
 def check_sluice(path):
     """Checks the commands and configurations of one document with bin/sluice."""
     text = read(path)
@@ -356,6 +378,7 @@ def main():
         check_links(path)
         check_commands(path)
         check_sources(path)
+        check_proxies(path)
         if built and not HISTORY.match(path):
             check_sluice(path)
     check_reference()
