@@ -34,6 +34,8 @@ func StartRequest(t *testing.T, r *Router, id, body string) *AbortingClient {
 	return l
 }
 
+// DialClient connects a client to the router and sends nothing. The connection is closed when the
+// test ends.
 func DialClient(t *testing.T, r *Router) *AbortingClient {
 	t.Helper()
 	nc, err := net.Dial("tcp", r.Addr())
@@ -44,8 +46,11 @@ func DialClient(t *testing.T, r *Router) *AbortingClient {
 	return &AbortingClient{Nc: nc, Br: bufio.NewReader(nc)}
 }
 
+// Send is SendTo for chat completions.
 func (l *AbortingClient) Send(id, body string) { l.SendTo("/v1/chat/completions", id, body) }
 
+// SendTo writes one POST request with a JSON body and the request id. It does not read the response
+// and ignores write errors: the read that follows fails instead.
 func (l *AbortingClient) SendTo(path, id, body string) {
 	fmt.Fprintf(l.Nc, "POST "+path+" HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
 }
@@ -98,6 +103,8 @@ func HangingHandler() (http.HandlerFunc, chan time.Time, chan time.Time) {
 	}, arrived, cancelled
 }
 
+// ReceiveTime returns the next time sent to c. It ends the test if none arrives within 10 s; what
+// names the missing event in the message.
 func ReceiveTime(t *testing.T, c chan time.Time, what string) time.Time {
 	t.Helper()
 	select {
@@ -109,6 +116,8 @@ func ReceiveTime(t *testing.T, c chan time.Time, what string) time.Time {
 	return time.Time{}
 }
 
+// WantPrompt logs how long after the client's disconnect something happened, and fails the test if
+// that took longer than AbortSlack. what is the start of the message, such as "prefill cancelled".
 func WantPrompt(t *testing.T, what string, elapsed time.Duration) {
 	t.Helper()
 	t.Logf("%s %v after the client left", what, elapsed.Round(100*time.Microsecond))

@@ -17,6 +17,8 @@ import (
 // tests use scripted engines and check which engine receives what, and the effect that the end
 // of one leg has on the other.
 
+// Responses of a decode leg to a chat request, with the text "ok": one that is not streamed, and the
+// two parts of a stream, an event with the text and the final event.
 const (
 	WholeAnswer  = `{"id":"x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 	StreamChunk  = "data: {\"id\":\"x\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"ok\"}}]}\n\n"
@@ -64,6 +66,8 @@ func AnswerOK(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, StreamChunk+StreamEnding)
 }
 
+// SGLangEndpoints are the two forms of a response: whole, and as a stream. More is appended to the
+// members of a request's body.
 var SGLangEndpoints = []struct{ Name, More string }{{"whole", ""}, {"stream", `,"stream":true`}}
 
 // WantNoLoad waits until no rank has reserved load.

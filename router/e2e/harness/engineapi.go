@@ -88,6 +88,9 @@ type EngineAPIAnswer struct {
 	Err      error
 }
 
+// ReadEngineAPI reads a stream to its end and merges its items. Tokens and Finish are by index of
+// the choice; Err is the error of the stream, nil after a complete one. If ctx ends first, Err is
+// its error and the answer has the items received until then.
 func ReadEngineAPI(ctx context.Context, s *client.Stream) *EngineAPIAnswer {
 	a := &EngineAPIAnswer{Tokens: map[int][]uint32{}, Finish: map[int]string{}}
 	for {
@@ -116,6 +119,8 @@ func ReadEngineAPI(ctx context.Context, s *client.Stream) *EngineAPIAnswer {
 	}
 }
 
+// GenerateEngineAPI sends a request over a framed socket and reads the whole response, for at most
+// 20 s. It ends the test if the request cannot be sent; the caller checks Err and Failure.
 func GenerateEngineAPI(t testing.TB, c *client.Client, r *client.Request) *EngineAPIAnswer {
 	t.Helper()
 	s, err := c.Generate(r)

@@ -19,6 +19,8 @@ type BreakableProxy struct {
 	ends []net.Conn
 }
 
+// StartBreakableProxy listens on a free TCP port and forwards every connection to the unix socket at
+// path. It stops accepting when the test ends.
 func StartBreakableProxy(t *testing.T, path string) *BreakableProxy {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -53,6 +55,8 @@ func StartBreakableProxy(t *testing.T, path string) *BreakableProxy {
 	return c
 }
 
+// Sever closes all connections, on both sides and without an end of the requests on them. The proxy
+// continues to accept new ones.
 func (c *BreakableProxy) Sever() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,6 +74,9 @@ type RequestEnd struct {
 // TestTimeout bounds each wait of a test. It is long because the machine may be busy.
 const TestTimeout = 60 * time.Second
 
+// RequestEnds are all ways to end a request early: by a stop or kill message on its socket, by the
+// loss of its connection, and by the close of an HTTP connection. Run sends r, calls ready, and then
+// ends r. ready waits for the phase of the request under test; its stream is nil over HTTP.
 var RequestEnds = []RequestEnd{
 	{"stop", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
 		s := StartEngineAPI(t, DialEngine(t, f.Router, "unix"), r)
@@ -121,6 +128,8 @@ var RequestEnds = []RequestEnd{
 	}},
 }
 
+// StartEngineAPI sends a request over a framed socket and returns its stream, of which nothing was
+// read. It ends the test if the request cannot be sent.
 func StartEngineAPI(t *testing.T, c *client.Client, r *client.Request) *client.Stream {
 	t.Helper()
 	s, err := c.Generate(r)

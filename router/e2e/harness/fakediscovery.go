@@ -23,6 +23,7 @@ type FakeDNS struct {
 	targets map[string]netip.AddrPort
 }
 
+// StartFakeDNS starts a server without targets on a free UDP port. It stops when the test ends.
 func StartFakeDNS(t *testing.T) *FakeDNS {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -87,6 +88,8 @@ type FakeKubeAPI struct {
 	deleted chan string       // deleted pods, for the only watch
 }
 
+// StartFakeKubeAPI starts a server on a free port; it stops when the test ends. pods contains the
+// JSON of each pod by name, as PodText returns it. The server takes ownership of the map.
 func StartFakeKubeAPI(t *testing.T, pods map[string]string) *FakeKubeAPI {
 	t.Helper()
 	c := &FakeKubeAPI{pods: pods, deleted: make(chan string, 8)}
@@ -104,6 +107,8 @@ func PodText(name, app, url string) string {
 		`"status":{"phase":"Running","podIP":%q,"conditions":[{"type":"Ready","status":"True"}]}}`, name, app, port, host)
 }
 
+// Kubeconfig writes a kubeconfig file for the server, with the namespace engines, and returns its
+// path.
 func (c *FakeKubeAPI) Kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config")
@@ -112,6 +117,8 @@ contexts: [{name: c, context: {cluster: k, namespace: engines}}]}`, c.url))
 	return path
 }
 
+// Remove deletes a pod and reports the deletion to the watch. It blocks while eight earlier
+// deletions are unread.
 func (c *FakeKubeAPI) Remove(name string) {
 	c.mu.Lock()
 	pod := c.pods[name]
@@ -120,6 +127,8 @@ func (c *FakeKubeAPI) Remove(name string) {
 	c.deleted <- pod
 }
 
+// ServeHTTP serves the list and the watch of pods in the namespace engines whose label app is
+// prefill or decode. The status of every other request is 404.
 func (c *FakeKubeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	q := r.URL.Query()

@@ -22,6 +22,8 @@ func PromptWords(n, salt int) string {
 // RequestForm is one of the forms in which a client can send the same request.
 type RequestForm struct{ Name, Path, Body string }
 
+// RequestForms returns a request for 12 output tokens in every form: chat and text completion, each
+// streamed and not. The prompt depends on salt; extra is appended to the members of the body.
 func RequestForms(salt int, extra string) []RequestForm {
 	text, _ := json.Marshal(PromptWords(60, salt))
 	chat := `{"model":"sim","messages":[{"role":"user","content":` + string(text) + `}],"max_tokens":12` + extra
@@ -69,6 +71,8 @@ func WantSameAnswer(t *testing.T, what string, got, want *Answer) {
 	}
 }
 
+// UsingFamily returns a change to the configuration that selects a P/D family and chooses engines in
+// turn.
 func UsingFamily(name string) func(*config.Config) {
 	return func(c *config.Config) {
 		c.PD.Family = name
@@ -76,6 +80,7 @@ func UsingFamily(name string) func(*config.Config) {
 	}
 }
 
+// AllOf returns one change to the configuration that applies fs in order. No element may be nil.
 func AllOf(fs ...func(*config.Config)) func(*config.Config) {
 	return func(c *config.Config) {
 		for _, f := range fs {
@@ -84,6 +89,8 @@ func AllOf(fs ...func(*config.Config)) func(*config.Config) {
 	}
 }
 
+// UsingPD returns options for a simulated engine: the P/D protocol that it implements and its role,
+// prefill or decode.
 func UsingPD(pd, r string) func(*sim.Options) {
 	return func(o *sim.Options) { o.PD, o.Role = pd, r }
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 )
 
+// Dialed connects to a TCP address, within 20 s, and ends the test if it cannot. The connection has
+// a deadline of 2 minutes for all reads and writes and is closed when the test ends.
 func Dialed(t *testing.T, addr string) net.Conn {
 	t.Helper()
 	nc, err := net.DialTimeout("tcp", addr, 20*time.Second)

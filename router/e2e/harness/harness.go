@@ -71,6 +71,7 @@ func DelayAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	})
 }
 
+// SimRole returns options for a simulated engine with a role: prefill or decode.
 func SimRole(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
 
 // Router is a whole router in the test process, on free ports.
@@ -101,6 +102,8 @@ func (r *Router) AwaitReady(t *testing.T) {
 	})
 }
 
+// AllReady reports whether every worker is Ready, as the fleet sees it. Requests may see it a moment
+// later: see AllInPools.
 func AllReady(r *Router) bool {
 	for _, w := range r.Fleet.View().Workers {
 		if s, _ := w.State(); s != worker.Ready {
@@ -217,6 +220,8 @@ func runTest(t testing.TB, what string, r *app.Router, logs *SyncBuffer) *Router
 	return tr
 }
 
+// SimWorker returns the configuration of a simulated engine as a worker that reports its own KV event
+// endpoints (kv_events: auto).
 func SimWorker(e *sim.Engine, r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: e.URL(), Role: r, KVEvents: []string{"auto"}}
 }
@@ -299,6 +304,9 @@ func Post(t *testing.T, url, body string, headers ...string) *Answer {
 	return a
 }
 
+// TryPost sends a JSON body and reads the whole response. headers are names and values in turn; they
+// may replace the Content-Type. If the body ends early, the answer has what was received, beside the
+// error; if the request fails before the response, the answer is nil.
 func TryPost(ctx context.Context, url, body string, headers ...string) (*Answer, error) {
 	req, err := http.NewRequestWithContext(ctx, "POST", url, strings.NewReader(body))
 	if err != nil {
@@ -319,6 +327,7 @@ func TryPost(ctx context.Context, url, body string, headers ...string) (*Answer,
 	return &Answer{Status: resp.StatusCode, Header: resp.Header, Body: b}, err
 }
 
+// Get sends a GET request and reads the whole response. headers are names and values in turn.
 func Get(t *testing.T, url string, headers ...string) *Answer {
 	t.Helper()
 	return DoWithoutBody(t, "GET", url, headers...)

@@ -25,6 +25,8 @@ type StreamContent struct {
 	Broken   []string // violations: content that no stream may have
 }
 
+// ReadStreamContent parses a stream in OpenAI's format, with or without an error event. It does not
+// fail the test: what no stream may contain is in Broken.
 func ReadStreamContent(a *Answer) (s StreamContent) {
 	for _, event := range strings.Split(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
 		data, ok := strings.CutPrefix(event, "data: ")
@@ -110,6 +112,9 @@ type MigrationFleet struct {
 	*Router
 }
 
+// StartMigrationFleet starts n engines, the reference engine and a router over the n. The router chooses
+// them in turn and keeps failing ones in the pools. The engines are aggregated; with pd they are
+// decode engines and there is one prefill engine, too. mod may change the configuration; it may be nil.
 func StartMigrationFleet(t *testing.T, pd bool, n int, mod func(*config.Config)) *MigrationFleet {
 	t.Helper()
 	m := &MigrationFleet{Reference: StartSim(t, nil)}
@@ -140,6 +145,8 @@ func StartMigrationFleet(t *testing.T, pd bool, n int, mod func(*config.Config))
 	return m
 }
 
+// Migrated returns the number of migrations with an outcome, such as "done", since the router
+// started.
 func (m *MigrationFleet) Migrated(outcome string) float64 {
 	return m.Metric(`sluice_migrations_total{outcome="` + outcome + `"}`)
 }
@@ -154,6 +161,7 @@ func (m *MigrationFleet) Fail(id string, f sim.Fault) {
 	}
 }
 
+// Clear disarms the faults of the engines and deletes their records of requests.
 func (m *MigrationFleet) Clear() {
 	for _, e := range m.Engines {
 		e.ClearFaults()

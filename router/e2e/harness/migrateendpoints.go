@@ -31,10 +31,12 @@ type StreamRecord struct {
 	Broken []string
 }
 
+// AddError records content that no stream may have. WantSameRecord accepts no record with errors.
 func (h *StreamRecord) AddError(format string, args ...any) {
 	h.Broken = append(h.Broken, fmt.Sprintf(format, args...))
 }
 
+// AddKind appends the name of an event, unless the event before it had the same name.
 func (h *StreamRecord) AddKind(k string) {
 	if n := len(h.kinds); n == 0 || h.kinds[n-1] != k {
 		h.kinds = append(h.kinds, k)
@@ -87,6 +89,8 @@ func EachEvent(a *Answer, h *StreamRecord, f func(name string, v map[string]any)
 	}
 }
 
+// ValueAt returns the element of decoded JSON at a path of member names (string) and array indices
+// (int), or nil if there is none.
 func ValueAt(v any, path ...any) any {
 	for _, p := range path {
 		switch p := p.(type) {
@@ -104,6 +108,7 @@ func ValueAt(v any, path ...any) any {
 	return v
 }
 
+// Request returns the body of a request for at most most output tokens.
 func (f *EndpointCase) Request(most int, stream bool) string {
 	body := f.Body
 	if !stream {
@@ -112,6 +117,8 @@ func (f *EndpointCase) Request(most int, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","stream":%v,`, stream) + fmt.Sprintf(body, most) + `}`
 }
 
+// WantSameRecord checks that a was migratable to its end and has the content of want, the record of
+// an engine without faults. Ids of responses may differ.
 func (m *MigrationFleet) WantSameRecord(t *testing.T, what string, f *EndpointCase, a *Answer, want StreamRecord) {
 	t.Helper()
 	got := f.Read(a)

@@ -37,6 +37,7 @@ func (r *Router) Metric(series string) float64 {
 	return 0
 }
 
+// Fallbacks returns the number of fallbacks of a kind since the router started.
 func (r *Router) Fallbacks(kind string) float64 {
 	return r.Metric(`sluice_fallbacks_total{kind="` + kind + `"}`)
 }
@@ -118,6 +119,7 @@ func GenerateRequests(e *sim.Engine) []sim.Record {
 	})
 }
 
+// Ids returns the X-Request-Id of each request, "" where there is none. The result is never nil.
 func Ids(recs []sim.Record) []string {
 	out := []string{}
 	for _, r := range recs {
@@ -153,6 +155,7 @@ func (r *Router) State(id string) worker.State {
 	return worker.Gone
 }
 
+// WantStatus ends the test if the status of a response is another one.
 func WantStatus(t *testing.T, a *Answer, status int) {
 	t.Helper()
 	if a.Status != status {
@@ -160,6 +163,8 @@ func WantStatus(t *testing.T, a *Answer, status int) {
 	}
 }
 
+// WantReason fails the test, but does not end it, if the status or the X-Sluice-Reason of a response
+// is another one.
 func WantReason(t *testing.T, a *Answer, status int, reason string) {
 	t.Helper()
 	if a.Status != status || a.Header.Get("X-Sluice-Reason") != reason {

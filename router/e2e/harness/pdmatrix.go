@@ -19,6 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
+// Rewrite is the flag -rewrite: tests that compare a table in docs/ with their results write the
+// table instead.
 var Rewrite = flag.Bool("rewrite", false, "write what stands in docs instead of comparing it")
 
 // MatrixFamily is one row of the matrix: a P/D family of the router and the simulated engines
@@ -46,11 +48,15 @@ func (fam *MatrixFamily) Prepared(t *testing.T) *MatrixFamily {
 	return &own
 }
 
+// SlowDecodeFault stalls the requests of decode engines, and slowKVFault the transfer of the KV
+// cache, for families that decode before the transfer is complete.
 var (
 	SlowDecodeFault = sim.Fault{Kind: sim.Stall}
 	slowKVFault     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
 )
 
+// MatrixFamilies are all rows, in the order of the table. Tests must not change them: rows with
+// Prepare are completed as copies (see Prepared).
 var MatrixFamilies = []MatrixFamily{
 	{Name: "nixl", HandoverFault: SlowDecodeFault},
 	{Name: "nixl-push", Concurrent: true, Engine: usingSimPD("nixl-push"), HandoverFault: slowKVFault},
@@ -68,6 +74,8 @@ const noTrial = `"cache_hit_threshold":0`
 
 func usingSimPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
 
+// WithoutEvents configures a TensorRT-LLM worker whose KV events are not read. It is a Worker of
+// MatrixFamily; the engine may be nil.
 func WithoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "trtllm", []string{"off"} }
 
 // prepareStore gives a fleet an empty store of its own.
@@ -122,6 +130,9 @@ type MatrixFleet struct {
 	sent              int
 }
 
+// StartMatrixFleet starts the engines and the router of a row, completed by its Prepare, and waits
+// until all workers are ready. The router chooses engines in turn, unless the row
+// changes the policy, and keeps failing engines in the pools. pd.abort_delay is 1 s.
 func StartMatrixFleet(t *testing.T, fam *MatrixFamily) *MatrixFleet {
 	t.Helper()
 	row := fam
@@ -159,6 +170,8 @@ func StartMatrixFleet(t *testing.T, fam *MatrixFamily) *MatrixFleet {
 	return f
 }
 
+// Engines returns the prefill engines and then the decode engines in a new slice. The reference
+// engine is not included.
 func (f *MatrixFleet) Engines() []*sim.Engine {
 	return append(append([]*sim.Engine(nil), f.Prefills...), f.Decodes...)
 }
@@ -180,6 +193,7 @@ func LegCount(engines []*sim.Engine) (n int) {
 	return n
 }
 
+// ForgetRequests deletes the engines' records of requests, so that LegCount begins at 0.
 func (f *MatrixFleet) ForgetRequests() {
 	for _, e := range f.Engines() {
 		e.ForgetRequests()

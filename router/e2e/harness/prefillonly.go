@@ -16,6 +16,8 @@ type prefillOnlyAnswer struct {
 	BlockSize    int    `json:"block_size"`
 }
 
+// PrefillOnly returns the members of a successful response to a prefill-only request. Any other
+// response ends the test.
 func (a *Answer) PrefillOnly(t *testing.T) (w prefillOnlyAnswer) {
 	t.Helper()
 	if err := json.Unmarshal(a.Body, &w); err != nil || a.Status != 200 || w.Object != "sluice.prefill" {

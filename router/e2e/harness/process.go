@@ -21,6 +21,8 @@ import (
 	"sluice/router/admin"
 )
 
+// Binary is the sluice binary of this process. A test that knows a built file runs Once with a
+// function that sets Path, before any call of BuiltBinary, and so avoids a build.
 var Binary struct {
 	Once sync.Once
 	Path string
@@ -137,6 +139,7 @@ func (p *Process) Wait(t *testing.T, within time.Duration) int {
 	return -1
 }
 
+// Ready waits until /readyz returns 200, for at most 10 s.
 func (p *Process) Ready(t *testing.T) {
 	t.Helper()
 	testwait.UntilWithin(t, 10*time.Second, "the router is ready", func() bool {
@@ -153,6 +156,8 @@ func (p *Process) Ready(t *testing.T) {
 // logs or pages.
 const PlantedSecret = "planted-secret-0123456789abcdef"
 
+// ServeEnv returns the variables to add to the environment of a sluice process: the admin token
+// PlantedSecret, and a runtime directory of the test's own, whose path is the second result.
 func ServeEnv(t *testing.T) ([]string, string) {
 	dir := t.TempDir()
 	return []string{"SLUICE_ADMIN_TOKEN=" + PlantedSecret, "XDG_RUNTIME_DIR=" + dir}, dir

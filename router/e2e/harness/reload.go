@@ -20,6 +20,9 @@ type ReloadRouter struct {
 	Base string
 }
 
+// StartReloadRouter starts a router over the given engine URLs with a file of Base and more, and
+// waits until all workers are ready. more is YAML that follows the list of workers: further workers
+// of the list, or other top-level members.
 func StartReloadRouter(t *testing.T, more string, engines ...string) *ReloadRouter {
 	t.Helper()
 	g := &ReloadRouter{t: t, Path: filepath.Join(t.TempDir(), "sluice.yaml")}

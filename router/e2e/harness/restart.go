@@ -10,6 +10,8 @@ import (
 	"sluice/router/admin"
 )
 
+// RuntimeOf reads the runtime file of the process that was started with dir as its runtime
+// directory. It ends the test unless there is exactly one such file.
 func RuntimeOf(t *testing.T, dir string) admin.Runtime {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))

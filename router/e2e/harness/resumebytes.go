@@ -93,6 +93,9 @@ func (m *MigrationFleet) promptOf(t *testing.T, k *Resumable, body string) (prom
 	return prompt, output
 }
 
+// TestResume sends one random request, lets its engine fail in the middle of the stream, and checks
+// that the client receives the undisturbed stream and that the resumed request has the expected
+// body. id must be unique: it selects the request on the engines.
 func (m *MigrationFleet) TestResume(t *testing.T, rng *rand.Rand, k *Resumable, id string) {
 	size := 1 + rng.IntN(1<<(2+rng.IntN(11)))
 	prompt := randomIDs(rng, size)

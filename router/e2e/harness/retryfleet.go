@@ -24,11 +24,13 @@ func PostAsync(t *testing.T, url, body string) <-chan *Answer {
 	return got
 }
 
+// AwaitState waits at most 10 s until requests see a worker in a state (see State).
 func (r *Router) AwaitState(t *testing.T, id string, want worker.State) {
 	t.Helper()
 	testwait.UntilWithin(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.State(id) == want })
 }
 
+// MatrixFamilyNamed returns the first row of a family. The row is shared: see MatrixFamilies.
 func MatrixFamilyNamed(t *testing.T, name string) *MatrixFamily {
 	t.Helper()
 	i := slices.IndexFunc(MatrixFamilies, func(f MatrixFamily) bool { return f.Name == name })

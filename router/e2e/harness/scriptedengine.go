@@ -26,6 +26,10 @@ type ScriptedEngine struct {
 	Tokenize http.HandlerFunc // nil: 404
 }
 
+// StartScripted starts an engine that serves one model, sim, and calls infer for every POST request
+// but /tokenize, each in its own goroutine. The body is recorded, and infer can read it. When the
+// test ends, the connections of the engine are closed; the test fails if a handler does not return
+// within 20 s.
 func StartScripted(t *testing.T, infer http.HandlerFunc) *ScriptedEngine {
 	t.Helper()
 	s := new(ScriptedEngine)
@@ -78,6 +82,7 @@ func (s *ScriptedEngine) Requests() int {
 	return len(s.Bodies)
 }
 
+// Worker returns the configuration of the engine as a worker without KV events.
 func (s *ScriptedEngine) Worker(r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: s.URL, Role: r, KVEvents: []string{"off"}}
 }
@@ -96,6 +101,7 @@ func ReplyRaw(w http.ResponseWriter, bytes string, reset bool) {
 	nc.Close()
 }
 
+// ReplyJSON writes a response whose body is JSON.
 func ReplyJSON(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -111,6 +117,7 @@ func PrefillReply(handle string) string {
 	return fmt.Sprintf(`{"id":"cmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}%s}`, handle)
 }
 
+// ReplyHandler returns an engine handler that sends the same JSON response to every request.
 func ReplyHandler(status int, body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { ReplyJSON(w, status, body) }
 }

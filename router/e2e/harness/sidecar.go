@@ -29,6 +29,8 @@ func StartSidecar(t *testing.T, args ...string) *Router {
 	return r
 }
 
+// LaunchSidecar starts a sidecar and does not wait until it is ready. It listens on a free port.
+// The error says why the configuration is invalid; arguments that do not parse end the test.
 func LaunchSidecar(t *testing.T, args ...string) (*Router, error) {
 	t.Helper()
 	fs := flag.NewFlagSet("sidecar", flag.ContinueOnError)
@@ -49,6 +51,7 @@ func LaunchSidecar(t *testing.T, args ...string) (*Router, error) {
 	return runTest(t, "sidecar", r, logs), nil
 }
 
+// HostPort returns an engine's URL without the scheme, as in the x-prefiller-host-port header.
 func HostPort(e interface{ URL() string }) string { return strings.TrimPrefix(e.URL(), "http://") }
 
 // SidecarEngine starts one engine of a family, and returns it with its worker as an operator

@@ -11,18 +11,21 @@ type SyncBuffer struct {
 	b  bytes.Buffer
 }
 
+// Write appends p; it never fails.
 func (s *SyncBuffer) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.Write(p)
 }
 
+// String returns a copy of all that was written.
 func (s *SyncBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
 }
 
+// Tail returns the last n bytes, or all if there are fewer.
 func (s *SyncBuffer) Tail(n int) string {
 	all := s.String()
 	if len(all) > n {
