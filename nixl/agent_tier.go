@@ -74,10 +74,10 @@ func StartAgentTier(cfg AgentTierConfig) *AgentTier {
 	return t
 }
 
-// Tier implements Means.
+// Tier implements TierService.
 func (t *AgentTier) Tier() Tier { return t.cfg.tier }
 
-// Status implements Means.
+// Status implements TierService.
 func (t *AgentTier) Status() (TierState, string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

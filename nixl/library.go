@@ -43,6 +43,7 @@ type Library struct {
 	Attempts []Attempt
 }
 
+// String returns the versions of NIXL and UCX and the path. A nil Library is the fake.
 func (l *Library) String() string {
 	switch {
 	case l == nil:
@@ -61,6 +62,7 @@ type LoadError struct {
 	Hung     bool // the last one did not return in time
 }
 
+// Error lists the files that could not be loaded and why. Files that do not exist come last.
 func (e *LoadError) Error() string {
 	s := "nixl: no " + cmp.Or(e.Library, "NIXL")
 	if len(e.Attempts) == 0 {

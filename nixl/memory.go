@@ -19,6 +19,7 @@ const (
 	VRAM Kind = 1 // memory of a GPU, allocated by the CUDA driver
 )
 
+// String returns the name of the segment in NIXL, DRAM or VRAM.
 func (k Kind) String() string {
 	if k == VRAM {
 		return "VRAM"

@@ -62,6 +62,7 @@ var statusTexts = map[Status]string{
 	Died:            "the agent's process has ended",
 }
 
+// String returns the status in words; those of UCX have its number, too.
 func (s Status) String() string {
 	if w, ok := statusTexts[s]; ok {
 		return w
@@ -100,6 +101,7 @@ type Error struct {
 	Hint      string // what to do about it; may be empty
 }
 
+// Error says what failed and with which status, and then the hint, if there is one.
 func (e *Error) Error() string {
 	s := "nixl: cannot " + e.Operation + ": " + e.Status.String()
 	if e.Hint != "" {

@@ -17,6 +17,7 @@ const (
 	Write Op = 1 // from local memory into the peer's
 )
 
+// String returns "read" or "write".
 func (o Op) String() string {
 	if o == Write {
 		return "write"

@@ -144,6 +144,7 @@ func AppendHead(dst []byte, chat bool, object string, id, created, model []byte)
 
 var null = []byte("null")
 
+// OrNull returns raw, or the JSON null for a member that was absent. The result must not be modified.
 func OrNull(raw []byte) []byte {
 	if len(raw) == 0 {
 		return null
@@ -275,4 +276,6 @@ func (c *Conversion) appendChoice(dst []byte, ch *Choice, origin int) []byte {
 	return append(append(dst, `,"token_ids":`...), OrNull(ch.ids)...)
 }
 
+// IsObject reports whether a JSON value is an object. It looks at the first byte only: raw must be one
+// valid value without leading spaces.
 func IsObject(raw []byte) bool { return len(raw) > 0 && raw[0] == '{' }

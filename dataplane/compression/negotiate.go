@@ -21,6 +21,7 @@ const Known = "gzip, zstd"
 
 var names = [...]string{Identity: "identity", Gzip: "gzip", Zstd: "zstd"}
 
+// String returns the name of the content coding, as in Content-Encoding.
 func (c Algorithm) String() string { return names[c] }
 
 // Parse parses the value of Content-Encoding; an empty value is Identity. It returns false for

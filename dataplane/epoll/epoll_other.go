@@ -11,6 +11,7 @@ import (
 // Poller does nothing here: the router runs on Linux, elsewhere it only builds.
 type Poller struct{}
 
+// New returns nil and no error, which callers take as "no epoll".
 func New() (*Poller, error)                         { return nil, nil }
 func (p *Poller) Run(func(id uint64))               {}
 func (p *Poller) Add(syscall.RawConn, uint64) error { return nil }
@@ -20,6 +21,7 @@ func (p *Poller) SetDeadline(time.Time)             {}
 func (p *Poller) Wait(func(fd int32)) error         { return nil }
 func (p *Poller) Close()                            {}
 
+// Yielder does nothing here.
 type Yielder struct{}
 
 func (b *Yielder) Open()  {}

@@ -58,6 +58,7 @@ type Authenticator interface {
 
 // Principal is the holder of an API key. It outlives the request.
 type Principal interface {
+	// Name returns the name of the key in the configuration. It is not secret; logs and metrics show it.
 	Name() string
 	Allows(model string) bool // "": every model
 	// CheckLimits returns why a request would be rejected now, nil if it would not be. It

@@ -120,6 +120,8 @@ const (
 	hijackAbort = hijackPending | hijackReleased | hijackFailed
 )
 
+// Read implements net.Conn for fasthttp's server and looks for pipelined requests and the end of the
+// head in what was read.
 func (c *conn) Read(p []byte) (int, error) {
 	if !c.countHead() {
 		return 0, errHeadSpent

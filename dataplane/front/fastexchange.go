@@ -122,6 +122,7 @@ type fixedBody struct {
 	remaining int64
 }
 
+// Read implements io.Reader. It returns io.EOF together with the last byte.
 func (r *fixedBody) Read(p []byte) (n int, err error) {
 	if r.remaining == 0 {
 		return 0, io.EOF
@@ -144,6 +145,7 @@ func (r *fixedBody) Read(p []byte) (n int, err error) {
 // length: bytes that the body's reader does not take stay there for the next request.
 type bufferedConnReader struct{ c *conn }
 
+// Read implements io.Reader. It does not end with the body: the body's own reader finds the end.
 func (o bufferedConnReader) Read(p []byte) (n int, err error) {
 	a := &o.c.readAhead
 	if a.r == a.w {

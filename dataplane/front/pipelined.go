@@ -163,6 +163,8 @@ type tlsTransport struct {
 	c *conn
 }
 
+// Read implements net.Conn for crypto/tls. While conn.probing is set it returns errProbe instead of
+// waiting.
 func (u *tlsTransport) Read(p []byte) (n int, err error) {
 	if !u.c.probing {
 		if n, err = u.Conn.Read(p); n > 0 && u.c.handshakeDone {

@@ -393,8 +393,11 @@ func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 // streamClientWatch is the ClientGoneNotifier of a stream.
 type streamClientWatch clientwatch.Watch
 
+// OnClientGone implements ClientGoneNotifier.
 func (l *streamClientWatch) OnClientGone(f func()) { (*clientwatch.Watch)(l).SetFunc(f) }
-func (l *streamClientWatch) ClientGone() bool      { return (*clientwatch.Watch)(l).Gone() }
+
+// ClientGone implements ClientGoneNotifier.
+func (l *streamClientWatch) ClientGone() bool { return (*clientwatch.Watch)(l).Gone() }
 
 // endStream reports the end of a stream, releases what it has, and returns st to the pool.
 func (s *Server) endStream(c *conn, st *stream, res relay.Result) {

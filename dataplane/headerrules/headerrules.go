@@ -6,7 +6,6 @@ package headerrules
 type Class uint8
 
 // The classes.
-
 const (
 	Forwarded  Class = iota
 	Connection       // about the client's connection, not the request (RFC 9110, 7.6.1)

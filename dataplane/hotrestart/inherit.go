@@ -240,6 +240,7 @@ type pausedListener struct {
 	once   sync.Once
 }
 
+// Accept implements net.Listener. It waits until connections may be accepted.
 func (h *pausedListener) Accept() (net.Conn, error) {
 	ln, err := h.Opened()
 	if err != nil {
@@ -270,6 +271,7 @@ func setUnlink(ln net.Listener, unlink bool) {
 	}
 }
 
+// Close implements net.Listener. It also ends waits of Accept and Opened.
 func (h *pausedListener) Close() error {
 	h.once.Do(func() { close(h.closed) })
 	return h.Listener.Close()

@@ -83,6 +83,7 @@ var minFraming = [...]int{
 }
 
 var (
+	// ErrBodyTooLarge is returned when a chunk goes beyond the limit of the body.
 	ErrBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
 	errFraming      = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
 		"8 bytes for each and the body itself")

@@ -261,6 +261,7 @@ func (c *Conn) SyscallConn() (syscall.RawConn, error) { return (*rawConn)(c), ni
 // rawConn is a Conn as a syscall.RawConn.
 type rawConn Conn
 
+// Control implements syscall.RawConn.
 func (r *rawConn) Control(f func(fd uintptr)) error {
 	c := (*Conn)(r)
 	if !c.acquire() {
@@ -271,6 +272,8 @@ func (r *rawConn) Control(f func(fd uintptr)) error {
 	return nil
 }
 
+// Read implements syscall.RawConn. If f is not done at its first call, the descriptor is added to Go's
+// poller, which the connection otherwise does without.
 func (r *rawConn) Read(f func(fd uintptr) bool) error {
 	if r.adapt(f) {
 		return nil
@@ -282,6 +285,7 @@ func (r *rawConn) Read(f func(fd uintptr) bool) error {
 	return (*Conn)(r).mapError(w.raw.Read(f))
 }
 
+// Write implements syscall.RawConn; see Read.
 func (r *rawConn) Write(f func(fd uintptr) bool) error {
 	if r.adapt(f) {
 		return nil

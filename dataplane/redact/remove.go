@@ -85,6 +85,8 @@ func (s *memberRemover) object(top bool) {
 	}
 }
 
+// IsPrivate reports whether members with this name are private to engines and the router. key is the
+// name without quotes and escapes.
 func IsPrivate(key []byte) bool {
 	for _, name := range private {
 		if string(key) == name {

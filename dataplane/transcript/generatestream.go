@@ -90,6 +90,7 @@ type generateResumed struct {
 	splice apiformat.SplicePoint
 }
 
+// Event appends the client's form of an event of the second engine.
 func (g *generateResumed) Event(dst, event []byte) []byte {
 	w := jsonscan.Cursor{Data: sse.EventData(event)}
 	if !w.Enter('{') {

@@ -89,6 +89,8 @@ func newTLSTransport(t *net.TCPConn) (*tlsTransport, error) {
 	return u, nil
 }
 
+// Read implements net.Conn for crypto/tls. While nonBlocking is set it returns errWouldBlock instead of
+// waiting.
 func (u *tlsTransport) Read(p []byte) (int, error) {
 	if !u.nonBlocking {
 		n, err := u.TCPConn.Read(p)

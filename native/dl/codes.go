@@ -33,6 +33,7 @@ const (
 
 var loadTexts = [...]string{"ok", "absent", "broken", "symbol missing", "too new", "stub", "another one loaded", "no thread", "built without cgo"}
 
+// String returns the code in words, as sluice doctor prints it.
 func (c LoadCode) String() string {
 	if c < 0 || int(c) >= len(loadTexts) {
 		return "unknown"

@@ -26,6 +26,7 @@ const (
 
 var codeTexts = [...]string{"", "bad argument", "not found", "unsupported", "bad input", "template error", "over a limit", "timed out", "the library panicked"}
 
+// String returns the code in words; "" for success.
 func (c Code) String() string {
 	if c < 0 || int(c) >= len(codeTexts) {
 		return "unknown"
@@ -71,6 +72,7 @@ func (e *LoadError) Absent() bool {
 	return true
 }
 
+// Error lists every file that was tried, each with the reason why it was not loaded.
 func (e *LoadError) Error() string {
 	var parts []string
 	for _, a := range e.Attempts {

@@ -44,6 +44,7 @@ type Error struct {
 	Message string
 }
 
+// Error returns Message alone, which says what was wrong; the code is for programs.
 func (e *Error) Error() string { return e.Message }
 
 // Close closes idle connections.

@@ -20,6 +20,7 @@ type recordSink struct {
 	ctl *http.ResponseController
 }
 
+// Frame implements recording.Sink. It returns recording.ErrReaderClosed if the client has disconnected.
 func (k *recordSink) Frame(_ bool, frame []byte) error {
 	if err := k.ctl.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
@@ -34,6 +35,7 @@ func (k *recordSink) Frame(_ bool, frame []byte) error {
 	return err
 }
 
+// Close implements recording.Sink; the response ends with its handler.
 func (k *recordSink) Close() error { return nil }
 
 func (s *Server) record(w http.ResponseWriter, r *http.Request) {

@@ -12,7 +12,9 @@ import (
 // IndexObserver receives every change that events make to the index, in order, on the feed's
 // goroutine. Its methods must return at once. The arguments are borrowed for the call.
 type IndexObserver interface {
+	// Stored reports an event that the index has applied, also if the rank had some of its blocks.
 	Stored(r *worker.Rank, ev *kvindex.Stored)
+	// Removed reports the hashes of an event, also those that were not in the index.
 	Removed(r *worker.Rank, tier kvindex.Tier, engine []kvindex.EngineHash)
 	Cleared(r *worker.Rank) // all blocks of the rank, because the engine cleared its cache or because they cannot be trusted
 }

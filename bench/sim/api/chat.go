@@ -11,10 +11,12 @@ type openAIFailure struct{ config *Config }
 
 func (openAIFailure) needsText() bool { return false }
 
+// ErrorBody implements Format.
 func (f openAIFailure) ErrorBody(status int, msg string) []byte {
 	return f.config.Failure(status, msg, "")
 }
 
+// StreamError implements Format: the error is an event, and [DONE] follows.
 func (f openAIFailure) StreamError(w *Chunker, r *Response, status int, msg string) {
 	b := append(w.Begin(), "data: "...)
 	b = append(b, f.config.Failure(status, msg, "")...)
@@ -24,7 +26,7 @@ func (f openAIFailure) StreamError(w *Chunker, r *Response, status int, msg stri
 
 func done(w *Chunker) { w.End(append(w.Begin(), "data: [DONE]\n\n"...)) }
 
-// chatFormat is /v1/chat/completions.
+// chatFormat implements Format for /v1/chat/completions.
 type chatFormat struct {
 	openAIFailure
 	r    *Response

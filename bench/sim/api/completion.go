@@ -6,7 +6,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// completionFormat is /v1/completions.
+// completionFormat implements Format for /v1/completions.
 type completionFormat struct {
 	openAIFailure
 	r    *Response

@@ -2,7 +2,7 @@ package api
 
 import "strconv"
 
-// generateFormat is /inference/v1/generate, token ids in and out.
+// generateFormat implements Format for /inference/v1/generate, whose prompts and output are token ids.
 type generateFormat struct {
 	openAIFailure
 	r *Response

@@ -7,8 +7,8 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// messagesFormat is Anthropic's /v1/messages: named events, no [DONE], errors in its
-// own format.
+// messagesFormat implements Format for Anthropic's /v1/messages, which has named events, no [DONE],
+// and errors in a format of its own.
 type messagesFormat struct{ r *Response }
 
 func newMessagesFormat(r *Response) Format { return &messagesFormat{r: r} }

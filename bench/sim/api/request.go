@@ -96,6 +96,8 @@ type tool struct {
 	raw         json.RawMessage
 }
 
+// UnmarshalJSON reads a tool of any API: the forms of chat completions, of responses and of messages
+// differ in where they have the name and the schema.
 func (t *tool) UnmarshalJSON(b []byte) error {
 	type plain tool
 	if err := json.Unmarshal(b, (*plain)(t)); err != nil {

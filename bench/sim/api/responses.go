@@ -7,7 +7,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// responsesFormat is /v1/responses: named events, no [DONE].
+// responsesFormat implements Format for /v1/responses, which has named events and no [DONE].
 type responsesFormat struct {
 	openAIFailure
 	r   *Response

@@ -106,8 +106,8 @@ func nativeLimit(s *nativeSampling) int {
 	return *s.MaxNew
 }
 
-// nativeFormat is SGLang's /generate: each event repeats all text and ids so far, or
-// with Config.Incremental contains only what is new.
+// nativeFormat implements Format for SGLang's /generate. Each event repeats all text and ids so far,
+// or with Config.Incremental contains only the new ones.
 type nativeFormat struct {
 	r     *Response
 	batch bool // the response is a list, and events have an index

@@ -6,7 +6,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// sglangOpenAI is shared by SGLang's OpenAI endpoints.
+// sglangOpenAI is the part of a Format that all OpenAI endpoints of SGLang share.
 type sglangOpenAI struct{ r *Response }
 
 func (sglangOpenAI) Prefix() string                          { return "" }
@@ -65,7 +65,7 @@ func (f sglangOpenAI) usageEvent(w *Chunker, object string) {
 	done(w)
 }
 
-// sglangChat is /v1/chat/completions, verified against a capture of 0.5.23.
+// sglangChat implements Format for /v1/chat/completions, verified against a capture of 0.5.23.
 type sglangChat struct{ sglangOpenAI }
 
 func newSGLangChat(r *Response) Format { return &sglangChat{sglangOpenAI{r}} }
@@ -153,7 +153,7 @@ func (f *sglangChat) Full(b []byte, r *Response) []byte {
 	return append(b, `,"metadata":{"weight_version":"default"}}`...)
 }
 
-// sglangCompletion is /v1/completions.
+// sglangCompletion implements Format for /v1/completions.
 type sglangCompletion struct{ sglangOpenAI }
 
 func newSGLangCompletion(r *Response) Format { return &sglangCompletion{sglangOpenAI{r}} }

@@ -23,6 +23,8 @@ type WorkerRank struct {
 	Addr     map[string]map[string]string `json:"worker_addr"`
 }
 
+// RegisterWorker adds the address of one worker process. It returns an error if the data-parallel rank
+// belongs to another engine or if the process is registered already; the server answers 400 with it.
 func (b *Server) RegisterWorker(w Worker) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

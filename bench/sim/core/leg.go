@@ -107,11 +107,13 @@ type MemberAppender interface {
 
 // HandleStreamer is implemented by a Leg whose handle is also in the last event of a stream.
 type HandleStreamer interface {
+	// StreamsHandle reports whether the last event of s has the handle.
 	StreamsHandle(s *Seq) bool
 }
 
 // PrefillReporter is implemented by a Leg that knows how many tokens prefill had cached; nil: unknown.
 type PrefillReporter interface {
+	// PrefillCached returns the number of cached prompt tokens; nil: unknown.
 	PrefillCached() *int
 }
 

@@ -327,6 +327,8 @@ func (r *Rank) AbortID(id string) {
 	}
 }
 
+// FinishAborted ends a job of the rank and sends its response: the output so far, with finish reason
+// "abort" for each choice that had none. It runs on the rank's goroutine.
 func (r *Rank) FinishAborted(j *Job) {
 	r.Counters.Aborted++
 	r.drop(j)

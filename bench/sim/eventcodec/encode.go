@@ -12,6 +12,7 @@ import (
 // eventKind is the type of an Event.
 type eventKind uint8
 
+// The types of an Event.
 const (
 	Stored eventKind = iota
 	Removed

@@ -47,6 +47,7 @@ func currentName(name string) string {
 // KindNames returns the names of the kinds, as ParseFault accepts them.
 func KindNames() []string { return kindNames[:] }
 
+// String returns the name of the kind, as ParseFault accepts it.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]

@@ -47,6 +47,7 @@ type ProtocolError struct {
 
 func (e *ProtocolError) Error() string { return e.Msg }
 
+// MaxHead bounds the head of a request, in bytes; a larger one is answered with 431.
 const (
 	MaxHead      = 64 << 10
 	flushTimeout = 10 * time.Minute // for the data buffered for one slow reader

@@ -89,6 +89,7 @@ func (f *family) Read(b *api.Body, _ *httpconn.Request) (core.Leg, error) {
 	return &leg{family: f, spec: p.Spec, returnFirstToken: p.First != nil}, nil
 }
 
+// Side implements core.Leg. A request with ret_first_tok and without disagg_spec is "whole".
 func (g *leg) Side() string {
 	switch {
 	case g.spec != nil:
@@ -188,6 +189,7 @@ func (g *leg) OnAdmitted(r *core.Rank, s *core.Seq) bool {
 	return false
 }
 
+// AppendHandle appends the first output token if ret_first_tok asks for it, otherwise null.
 func (g *leg) AppendHandle(b []byte, j *core.Job) []byte {
 	if !g.returnFirstToken || len(j.Seqs[0].Out) == 0 {
 		return append(b, "null"...)

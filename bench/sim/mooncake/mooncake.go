@@ -75,6 +75,7 @@ func (f *family) Read(b *api.Body, r *httpconn.Request) (core.Leg, error) {
 	return nil, nil
 }
 
+// Side implements core.Leg.
 func (g *leg) Side() string {
 	if g.prefill {
 		return "prefill"
@@ -82,6 +83,8 @@ func (g *leg) Side() string {
 	return "decode"
 }
 
+// Submit queues all sequences of a prefill, but only the first of a decode, whose transfer fills the
+// blocks that the others share.
 func (g *leg) Submit(r *core.Rank, j *core.Job) {
 	if !g.prefill {
 		g.ctx, g.stop = context.WithCancel(r.Process.Context)
@@ -104,6 +107,8 @@ func (g *leg) RetainBlocks(r *core.Rank, s *core.Seq) bool {
 	return false
 }
 
+// OnAdmitted starts the transfer of a decode's first sequence. It ends in a call that frees the blocks
+// on the prefill engine, whether or not they were read.
 func (g *leg) OnAdmitted(r *core.Rank, s *core.Seq) bool {
 	if g.prefill || !s.IsFirst() {
 		return false

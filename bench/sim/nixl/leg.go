@@ -61,6 +61,7 @@ type leg struct {
 	leased  bool // the blocks of the first sequence are kept
 }
 
+// Side implements core.Leg.
 func (g *leg) Side() string {
 	switch {
 	case g.params.RemotePrefill:
@@ -71,6 +72,7 @@ func (g *leg) Side() string {
 	return "whole"
 }
 
+// Begin sets the id by which a decode asks for its blocks in releases without remote_request_id.
 func (g *leg) Begin(j *core.Job) error {
 	if g.Handle != nil && !g.puller.p.Options.VLLM.RemoteID() {
 		g.Handle.RequestID = j.Internal // decode asks by its own id
@@ -87,8 +89,10 @@ func (g *leg) HoldLastToken(r *core.Rank, s *core.Seq) bool {
 	return false
 }
 
+// RetainBlocks keeps the blocks that HoldLastToken has leased.
 func (g *leg) RetainBlocks(_ *core.Rank, s *core.Seq) bool { return g.leased && s.IsFirst() }
 
+// AppendHandle appends the handle of leased blocks, otherwise null.
 func (g *leg) AppendHandle(b []byte, j *core.Job) []byte {
 	if !g.leased {
 		return append(b, "null"...)

@@ -76,6 +76,7 @@ func (f *push) Read(b *api.Body, r *httpconn.Request) (core.Leg, error) {
 	return nil, nil
 }
 
+// Side implements core.Leg.
 func (g *pushLeg) Side() string {
 	if g.prefill {
 		return "prefill"
@@ -83,6 +84,8 @@ func (g *pushLeg) Side() string {
 	return "decode"
 }
 
+// Begin sets the key of the hand-over where the parameters named none: the request's internal id
+// without the suffix that the server adds.
 func (g *pushLeg) Begin(j *core.Job) error {
 	if g.key == "" {
 		g.key = idSuffix.ReplaceAllString(j.Internal, "")
@@ -90,6 +93,8 @@ func (g *pushLeg) Begin(j *core.Job) error {
 	return nil
 }
 
+// Submit queues all sequences of a prefill, but only the first of a decode, whose transfer fills the
+// blocks that the others share.
 func (g *pushLeg) Submit(r *core.Rank, j *core.Job) {
 	if !g.prefill {
 		g.ctx, g.stop = context.WithCancel(r.Process.Context)
@@ -99,6 +104,7 @@ func (g *pushLeg) Submit(r *core.Rank, j *core.Job) {
 	r.Queue(j.Seqs...)
 }
 
+// RetainBlocks offers the blocks of a prefill until a decode registers itself.
 func (g *pushLeg) RetainBlocks(r *core.Rank, s *core.Seq) bool {
 	if !g.prefill || !s.IsFirst() {
 		return false
@@ -106,6 +112,8 @@ func (g *pushLeg) RetainBlocks(r *core.Rank, s *core.Seq) bool {
 	return g.family.offers.Offer(r, s, g.key, min(pushRegistration, r.Process.Options.AbortTimeout))
 }
 
+// OnAdmitted registers a decode's first sequence with the prefill engine and waits for the write. It
+// ends in a call that frees the blocks there, whether or not they were written.
 func (g *pushLeg) OnAdmitted(r *core.Rank, s *core.Seq) bool {
 	if g.prefill || !s.IsFirst() {
 		return false
@@ -137,6 +145,8 @@ func (g *pushLeg) AppendHandle(b []byte, j *core.Job) []byte {
 	return appendHandle(b, j, g.key, "push")
 }
 
+// Cancel withdraws the offer of a prefill, and ends the transfer of a decode. A decode that was not
+// scheduled frees the blocks of prefill itself; otherwise OnAdmitted does.
 func (g *pushLeg) Cancel(r *core.Rank, j *core.Job) {
 	if g.prefill {
 		g.family.offers.Retire(r, g.key)

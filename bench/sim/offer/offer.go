@@ -87,6 +87,9 @@ type Call struct {
 	Sum      uint64 `json:"sum"`
 }
 
+// Reply is the answer to a Call. If neither Held nor Gone is set, the blocks were not offered within
+// the time of one call, and decode calls again. Tokens and Cached count prompt tokens: those whose KV
+// is offered, and those of them that prefill had cached.
 type Reply struct {
 	Held       bool `json:"held"`    // the blocks are offered
 	Gone       bool `json:"gone"`    // the blocks will not be offered

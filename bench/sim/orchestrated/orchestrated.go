@@ -36,10 +36,13 @@ func (family) Read(_ *api.Body, r *httpconn.Request) (core.Leg, error) {
 // leg is the decode leg.
 type leg struct{ core.WholeLeg }
 
+// Side implements core.Leg.
 func (leg) Side() string { return "decode" }
 
+// Submit queues the first sequence; the others are queued after its transfer.
 func (leg) Submit(r *core.Rank, j *core.Job) { r.Queue(j.Seqs[0]) }
 
+// OnAdmitted starts a transfer that takes the time of the bytes that are not cached here.
 func (leg) OnAdmitted(r *core.Rank, s *core.Seq) bool {
 	if !s.IsFirst() {
 		return false

@@ -165,8 +165,10 @@ type rankLeg struct {
 	routed int
 }
 
+// Rank implements core.Leg.
 func (g *rankLeg) Rank(int) int { return g.routed }
 
+// Side implements core.Leg.
 func (g *leg) Side() string {
 	if g.prefill {
 		return "prefill"

@@ -108,6 +108,7 @@ func (f *family) Read(_ *api.Body, r *httpconn.Request) (core.Leg, error) {
 	return g, nil
 }
 
+// Side implements core.Leg.
 func (g *leg) Side() string {
 	if g.context {
 		return "prefill"

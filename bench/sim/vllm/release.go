@@ -36,6 +36,7 @@ func ParseRelease(s string) (Release, error) {
 	return r, nil
 }
 
+// String returns the release as 0.MINOR.PATCH, as /version does.
 func (r Release) String() string { return fmt.Sprintf("0.%d.%d", r.minor, r.patch) }
 
 // Since reports whether the release is 0.minor.patch or later.

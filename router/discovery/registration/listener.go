@@ -61,6 +61,7 @@ type limitedConn struct {
 	once     sync.Once
 }
 
+// Close implements net.Conn. The first call releases the connection's place in the limit.
 func (s *limitedConn) Close() error {
 	s.once.Do(func() { s.listener.open.Add(-1) })
 	return s.Conn.Close()

@@ -21,6 +21,7 @@ type Deadline struct {
 	at   time.Time
 }
 
+// NewDeadlines returns the sweeper that checks Deadlines. A Deadline must be added to it before Start.
 func NewDeadlines() *sweeper.Sweeper[Deadline] {
 	return sweeper.New(deadlineInterval, (*Deadline).check)
 }

@@ -67,6 +67,8 @@ type PrefillLeg interface {
 	Wait()
 }
 
+// NewDecode returns a Decode for one leg at a time: see Arm. It may serve the next leg unless it was
+// started (WasStarted), because its goroutine may still use it then.
 func NewDecode() *Decode {
 	l := new(Decode)
 	l.onGone = l.start
@@ -197,6 +199,7 @@ func (l *Decode) sleepUntil(at time.Time) bool {
 	return !l.callEnded.Load()
 }
 
+// NewProbes returns Probes that send to ranks of f. The result must not be copied after its first use.
 func NewProbes(f *fleet.Fleet) Probes { return Probes{fleet: f} }
 
 // Probes sends engines a small request to learn that they have read what was sent before. API

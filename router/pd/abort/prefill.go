@@ -70,6 +70,8 @@ func (l *Prefill) elapsed() {
 // WasStarted reports whether the client has disconnected during the leg. It works on nil.
 func (l *Prefill) WasStarted() bool { return l != nil && l.started.Load() }
 
+// NewPrefill returns a Prefill for one leg at a time: see Arm. It may serve the next leg unless it was
+// started (WasStarted), because its timer may still use it then.
 func NewPrefill() *Prefill {
 	l := new(Prefill)
 	l.onGone = l.start

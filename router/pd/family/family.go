@@ -40,6 +40,7 @@ import (
 type Family interface {
 	// Name returns the family's name in the configuration and in explain records.
 	Name() string
+	// Traits returns the properties that the runner needs. They must be the same on every call.
 	Traits() Traits
 	// Order returns the order of the legs between h.Prefill and h.Decode. h.Decode may not be
 	// chosen yet.

@@ -96,6 +96,7 @@ type LegRequest struct {
 	buf []byte
 }
 
+// Reset returns l to its zero value and keeps its buffers. Slices that borrow from them become invalid.
 func (l *LegRequest) Reset() {
 	*l = LegRequest{Edits: l.Edits[:0], buf: l.buf[:0]}
 }
