@@ -126,12 +126,12 @@ func (n *completionBoard) exposeMetrics(m *obs.Metrics) {
 		"early":              func(s notify.Stats) int64 { return s.Early },
 		"expired":            func(s notify.Stats) int64 { return s.Expired },
 		"dropped":            func(s notify.Stats) int64 { return s.Dropped },
-		"not_a_notification": func(s notify.Stats) int64 { return s.Foreign },
+		"not_a_notification": func(s notify.Stats) int64 { return s.OtherType },
 		"malformed":          func(s notify.Stats) int64 { return s.Malformed },
 	} {
 		m.GaugeFunc(func() float64 { return float64(of(n.stats())) }, "sluice_kv_notifications_total", "outcome", outcome)
 	}
-	m.GaugeFunc(func() float64 { return float64(n.stats().Unclaimed) }, "sluice_kv_notifications_unmatched")
+	m.GaugeFunc(func() float64 { return float64(n.stats().Unmatched) }, "sluice_kv_notifications_unmatched")
 	exposeSocketMetrics(m, "lmcache", func() zmtp.Stats { return n.stats().Socket })
 }
 

@@ -28,8 +28,8 @@ func (r *Router) exposeMetrics() {
 	}
 	for i, kind := range [...]string{"applied", "malformed", "wrong_rank"} {
 		r.metrics.GaugeFunc(func() float64 {
-			applied, garbage, foreign := r.loads.Counts()
-			return float64([...]uint64{applied, garbage, foreign}[i])
+			applied, malformed, wrongRank := r.loads.Counts()
+			return float64([...]uint64{applied, malformed, wrongRank}[i])
 		}, "sluice_load_messages_total", "kind", kind)
 	}
 	r.metrics.GaugeFunc(func() float64 { threads, _ := r.front.Loops(); return float64(threads) }, "sluice_relay_threads")

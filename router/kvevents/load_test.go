@@ -185,8 +185,8 @@ func TestLoadsGoToTheirRanks(t *testing.T) {
 	send(m{"timestamp": 1, "dp_rank": 9})
 	send([]any{m{"timestamp": 1, "dp_rank": 2, "num_running_reqs": 8}, m{"timestamp": 1, "num_running_reqs": 3}})
 	until("both of the vector arrived", func() bool { return w.Ranks[2].Running.Load() == 8 && w.Ranks[0].Running.Load() == 3 })
-	if _, garbage, foreign := l.Counts(); garbage != 1 || foreign != 1 {
-		t.Errorf("%d garbage, %d of other ranks; want 1 and 1", garbage, foreign)
+	if _, malformed, wrongRank := l.Counts(); malformed != 1 || wrongRank != 1 {
+		t.Errorf("%d malformed, %d of other ranks; want 1 and 1", malformed, wrongRank)
 	}
 	// Silence of one rank is not made good by another that speaks, nor by garbage.
 	until("what was said of a silent rank is forgotten", func() bool {
@@ -229,8 +229,8 @@ func TestLoadsWithoutARank(t *testing.T) {
 		}
 		testwait.Until(t, "a message is heard", func() bool {
 			pub.SendMessage("load", "12345678", packed(t, []any{"LoadStat", 3, 1, 0, 0, nil}))
-			applied, _, foreign := l.Counts()
-			return applied+foreign > 0
+			applied, _, wrongRank := l.Counts()
+			return applied+wrongRank > 0
 		})
 		want := int64(3)
 		if sharing {

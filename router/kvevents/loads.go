@@ -42,7 +42,7 @@ type Loads struct {
 	subs   map[string]*loadSub // by endpoint
 	closed bool
 
-	applied, malformed, foreign atomic.Uint64
+	applied, malformed, wrongRank atomic.Uint64
 }
 
 type loadSub struct {
@@ -75,8 +75,8 @@ func NewLoads(log *slog.Logger) *Loads {
 
 // Counts returns how many messages were applied, could not be read, and named ranks that the worker
 // does not have here.
-func (l *Loads) Counts() (applied, garbage, foreign uint64) {
-	return l.applied.Load(), l.malformed.Load(), l.foreign.Load()
+func (l *Loads) Counts() (applied, malformed, wrongRank uint64) {
+	return l.applied.Load(), l.malformed.Load(), l.wrongRank.Load()
 }
 
 // Start subscribes to an endpoint. A subscription of the worker to the same endpoint is kept.
@@ -240,7 +240,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 		ld := &loads[i]
 		at := sub.place(ld.Rank, len(loads) == 1)
 		if at < 0 {
-			l.foreign.Add(1)
+			l.wrongRank.Add(1)
 			continue
 		}
 		sub.lastHeard[at] = now

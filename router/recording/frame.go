@@ -41,7 +41,7 @@ const (
 
 // Errors of a Reader, wrapped with the file's name and the cause.
 var (
-	ErrForeign   = errors.New("this is not a recording of sluice")
+	ErrFormat    = errors.New("this is not a recording of sluice")
 	ErrVersion   = errors.New("its version is newer than this sluice")
 	ErrTruncated = errors.New("it is cut short")
 	ErrCorrupted = errors.New("it is damaged")
@@ -58,7 +58,7 @@ func fileHeader() []byte {
 
 func checkHeader(h []byte) error {
 	if len(h) < len(magic) || string(h[:len(magic)]) != magic {
-		return fmt.Errorf("%w: it does not begin with %q", ErrForeign, magic)
+		return fmt.Errorf("%w: it does not begin with %q", ErrFormat, magic)
 	}
 	if len(h) < headerSize {
 		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)

@@ -156,8 +156,8 @@ func TestInvalidFiles(t *testing.T) {
 			t.Errorf("%s: %v, want %v and the file's name", name, err, want)
 		}
 	}
-	try("empty", nil, ErrForeign)
-	try("foreign", []byte("listen: 127.0.0.1:8080\n"), ErrForeign)
+	try("empty", nil, ErrFormat)
+	try("foreign", []byte("listen: 127.0.0.1:8080\n"), ErrFormat)
 	newer := bytes.Clone(good)
 	newer[8] = 9
 	try("newer", newer, ErrVersion)

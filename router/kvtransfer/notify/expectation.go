@@ -51,7 +51,7 @@ func (t *Expectation) Received() int {
 }
 
 // Close ends the wait; it may be called more than once. Later notifications of the id are kept
-// as unclaimed until their TTL ends.
+// as unmatched until their TTL ends.
 func (t *Expectation) Close() {
 	if !t.open {
 		return
@@ -67,5 +67,5 @@ func (t *Expectation) Close() {
 type entry struct {
 	received    int
 	expectation *Expectation // nil: no Expectation is registered yet
-	since       time.Time    // arrival of the first notification while unclaimed
+	since       time.Time    // arrival of the first notification while unmatched
 }

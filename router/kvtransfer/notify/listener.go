@@ -18,9 +18,9 @@ type Options struct {
 	// Endpoint is the address to bind, tcp://HOST:PORT; port * selects a free one. Required.
 	Endpoint string
 	Networks []netip.Prefix // networks whose connections are accepted [any]
-	TTL      time.Duration  // how long an unclaimed notification is kept [300s]
+	TTL      time.Duration  // how long an unmatched notification is kept [300s]
 	Sweep    time.Duration  // interval between removals of expired notifications [60s]
-	Capacity int            // maximum number of unclaimed ids; further ones are dropped [65536]
+	Capacity int            // maximum number of unmatched ids; further ones are dropped [65536]
 	// Report receives every frame that is not msgpack: the reports of the sluice connector
 	// arrive at the same socket. Report returns whether the frame is a report. It borrows the
 	// frame, must not block, and is called by several goroutines at a time. [such frames are
@@ -33,10 +33,10 @@ type Options struct {
 type Stats struct {
 	Received  int64 // notifications received
 	Early     int64 // of these, received while no Expectation of their id was open
-	Unclaimed int64 // ids kept now for which no Expectation is open
+	Unmatched int64 // ids kept now for which no Expectation is open
 	Expired   int64 // ids dropped after TTL
 	Dropped   int64 // notifications dropped because Capacity was reached
-	Foreign   int64 // LMCache messages that are not notifications
+	OtherType int64 // LMCache messages that are not notifications
 	Malformed int64 // messages that cannot be parsed or have more than one frame
 	Socket    zmtp.Stats
 }
@@ -64,7 +64,7 @@ type Listener struct {
 	closed    chan struct{} // Close has begun
 	closing   sync.Once
 
-	received, early, unclaimed, expired, dropped, foreign, malformed atomic.Int64
+	received, early, unmatched, expired, dropped, otherType, malformed atomic.Int64
 }
 
 // shard is a part of the table with its own lock. Notifications and requests come from many
@@ -128,7 +128,7 @@ func (b *Listener) Expect(id string, n int) (*Expectation, error) {
 	case e.expectation != nil:
 		return nil, fmt.Errorf("notify: cannot wait for request %q: %w", id, ErrDuplicate)
 	default:
-		b.unclaimed.Add(-1)
+		b.unmatched.Add(-1)
 	}
 	e.expectation = t
 	if e.received >= n {
@@ -145,8 +145,8 @@ func (b *Listener) Done() <-chan struct{} { return b.pull.Done() }
 func (b *Listener) Stats() Stats {
 	socket := b.pull.Stats()
 	return Stats{
-		Received: b.received.Load(), Early: b.early.Load(), Unclaimed: b.unclaimed.Load(), Expired: b.expired.Load(),
-		Dropped: b.dropped.Load(), Foreign: b.foreign.Load(), Malformed: b.malformed.Load() + socket.Multipart, Socket: socket,
+		Received: b.received.Load(), Early: b.early.Load(), Unmatched: b.unmatched.Load(), Expired: b.expired.Load(),
+		Dropped: b.dropped.Load(), OtherType: b.otherType.Load(), Malformed: b.malformed.Load() + socket.Multipart, Socket: socket,
 	}
 }
 

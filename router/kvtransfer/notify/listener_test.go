@@ -93,7 +93,7 @@ func TestArrivalBeforeTheWaitIsKept(t *testing.T) {
 	b := listen(t, Options{})
 	push(t, pusher(t, b), frame("ProxyNotif", "soon"), frame("ProxyNotif", "soon"))
 	testwait.Until(t, "both are in", func() bool { return b.Stats().Received == 2 })
-	if st := b.Stats(); st.Early != 2 || st.Unclaimed != 1 {
+	if st := b.Stats(); st.Early != 2 || st.Unmatched != 1 {
 		t.Fatalf("%+v", st)
 	}
 	k := expect(t, b, "soon", 2)
@@ -102,8 +102,8 @@ func TestArrivalBeforeTheWaitIsKept(t *testing.T) {
 	default:
 		t.Fatal("what came before does not count")
 	}
-	if n := b.Stats().Unclaimed; n != 0 {
-		t.Errorf("%d unclaimed after the wait began", n)
+	if n := b.Stats().Unmatched; n != 0 {
+		t.Errorf("%d unmatched after the wait began", n)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestExtraNotificationsAreIgnored(t *testing.T) {
 	k.Close()
 	k.Close()
 	push(t, s, frame("ProxyNotif", "r")) // late: its Expectation is closed
-	testwait.Until(t, "the late one is kept as unclaimed", func() bool { return b.Stats().Unclaimed == 1 })
+	testwait.Until(t, "the late one is kept as unmatched", func() bool { return b.Stats().Unmatched == 1 })
 	if _, err := b.Expect("r", 1); err != nil {
 		t.Errorf("the id cannot be waited for again: %v", err)
 	}
@@ -156,7 +156,7 @@ func TestCloseEndsWaits(t *testing.T) {
 	}
 }
 
-func TestUnclaimedExpires(t *testing.T) {
+func TestUnmatchedExpires(t *testing.T) {
 	b := listen(t, Options{TTL: 50 * time.Millisecond, Sweep: 20 * time.Millisecond})
 	s := pusher(t, b)
 	held := expect(t, b, "held", 2)
@@ -164,14 +164,14 @@ func TestUnclaimedExpires(t *testing.T) {
 	for i := range 100 {
 		push(t, s, frame("ProxyNotif", fmt.Sprint(i)))
 	}
-	testwait.Until(t, "all unclaimed ids are dropped", func() bool { st := b.Stats(); return st.Expired == 100 && st.Unclaimed == 0 })
+	testwait.Until(t, "all unmatched ids are dropped", func() bool { st := b.Stats(); return st.Expired == 100 && st.Unmatched == 0 })
 	push(t, s, frame("ProxyNotif", "held"))
 	if err := held.Wait(within(10 * time.Second)); err != nil {
 		t.Errorf("the sweep took what is waited for: %v", err)
 	}
 }
 
-func TestUnclaimedIsBounded(t *testing.T) {
+func TestUnmatchedIsBounded(t *testing.T) {
 	b := listen(t, Options{Capacity: 10})
 	k := expect(t, b, "mine", 1)
 	s := pusher(t, b)
@@ -182,7 +182,7 @@ func TestUnclaimedIsBounded(t *testing.T) {
 	if err := k.Wait(within(10 * time.Second)); err != nil {
 		t.Fatalf("a full board loses what is waited for: %v", err)
 	}
-	if st := b.Stats(); st.Unclaimed != 10 || st.Dropped != 40 {
+	if st := b.Stats(); st.Unmatched != 10 || st.Dropped != 40 {
 		t.Errorf("%+v; want 10 kept, 40 dropped", st)
 	}
 }

@@ -10,7 +10,7 @@ type kind uint8
 
 const (
 	malformed kind = iota
-	foreign        // an LMCache message that is not a notification
+	otherType      // an LMCache message that is not a notification
 	ready          // one rank's KV is ready
 )
 
@@ -49,5 +49,5 @@ func parse(frame []byte) (id []byte, what kind) {
 	case "":
 		return nil, malformed
 	}
-	return nil, foreign
+	return nil, otherType
 }

@@ -22,7 +22,7 @@ func TestReleasedMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, wantID := foreign, ""
+		want, wantID := otherType, ""
 		if strings.HasSuffix(file, "ProxyNotif.bin") {
 			want, wantID = ready, "42"
 		}

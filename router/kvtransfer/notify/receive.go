@@ -32,8 +32,8 @@ func (b *Listener) handleFrame(frame []byte) {
 	switch id, what := parse(frame); what {
 	case ready:
 		b.addNotification(id)
-	case foreign:
-		b.foreign.Add(1)
+	case otherType:
+		b.otherType.Add(1)
 	default:
 		b.malformed.Add(1)
 	}
@@ -48,8 +48,8 @@ func (b *Listener) addNotification(id []byte) {
 	e := s.entries[string(id)]
 	if e == nil {
 		b.early.Add(1)
-		if b.unclaimed.Add(1) > int64(b.opt.Capacity) {
-			b.unclaimed.Add(-1)
+		if b.unmatched.Add(1) > int64(b.opt.Capacity) {
+			b.unmatched.Add(-1)
 			b.dropped.Add(1)
 			return
 		}
@@ -64,7 +64,7 @@ func (b *Listener) addNotification(id []byte) {
 	}
 }
 
-// sweep removes unclaimed notifications older than the TTL.
+// sweep removes unmatched notifications older than the TTL.
 func (b *Listener) sweep(now time.Time) {
 	for i := range b.table {
 		s := &b.table[i]
@@ -72,7 +72,7 @@ func (b *Listener) sweep(now time.Time) {
 		for id, e := range s.entries {
 			if e.expectation == nil && now.Sub(e.since) > b.opt.TTL {
 				delete(s.entries, id)
-				b.unclaimed.Add(-1)
+				b.unmatched.Add(-1)
 				b.expired.Add(1)
 			}
 		}

@@ -55,7 +55,7 @@ func TestReleasedSenders(t *testing.T) {
 				t.Error(err)
 			}
 			in.Close()
-			if st := b.Stats(); st.Received != 201 || st.Malformed+st.Foreign != 0 {
+			if st := b.Stats(); st.Received != 201 || st.Malformed+st.OtherType != 0 {
 				t.Errorf("%+v", st)
 			}
 		})

@@ -46,7 +46,7 @@ const (
 
 // Errors of Open, wrapped with the file's name and the cause.
 var (
-	ErrForeign   = errors.New("this is not a snapshot of sluice's index")
+	ErrFormat    = errors.New("this is not a snapshot of sluice's index")
 	ErrVersion   = errors.New("its version is not this sluice's")
 	ErrTruncated = errors.New("it is cut short")
 	ErrCorrupted = errors.New("it is damaged")
@@ -70,7 +70,7 @@ func fileHeader() []byte {
 
 func checkHeader(h []byte) error {
 	if len(h) < len(magic) || string(h[:len(magic)]) != magic {
-		return fmt.Errorf("%w: it does not begin with %q", ErrForeign, magic)
+		return fmt.Errorf("%w: it does not begin with %q", ErrFormat, magic)
 	}
 	if len(h) < headerSize {
 		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)

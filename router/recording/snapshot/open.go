@@ -38,7 +38,7 @@ type rankSections struct {
 func Open(path string) (*File, error) {
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() { // opening a pipe would block forever
-		err = fmt.Errorf("%w: it is not a regular file", ErrForeign)
+		err = fmt.Errorf("%w: it is not a regular file", ErrFormat)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: cannot read %q: %w", path, err)

@@ -174,8 +174,8 @@ func TestInvalidFiles(t *testing.T) {
 			t.Errorf("%s: %v, want %v and the file's name", name, err, want)
 		}
 	}
-	try("empty", nil, ErrForeign)
-	try("foreign", []byte("%PDF-1.4 and so on"), ErrForeign)
+	try("empty", nil, ErrFormat)
+	try("foreign", []byte("%PDF-1.4 and so on"), ErrFormat)
 	step := 1
 	if testing.Short() {
 		step = 13
@@ -209,8 +209,8 @@ func TestInvalidFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{pipe, dir, "/dev/null"} {
-		if _, err := Open(name); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v, want %v and its name", name, err, ErrForeign)
+		if _, err := Open(name); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v, want %v and its name", name, err, ErrFormat)
 		}
 	}
 	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
