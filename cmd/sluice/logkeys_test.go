@@ -19,11 +19,11 @@ import (
 var logKeys = strings.Fields(`
 	error reason hint detail cause kind status state previous_state warning panic stack evidence
 	request client key endpoint param model models leg attempt worker workers rank ranks previous_rank role source
-	address peer host url file socket tier engine_id pid driver threads
+	address peer host url file socket tier engine_id pid driver threads agent code
 	deadline delay duration expires since retry_in start_timeout idle_timeout lease
 	added changed removed unchanged after_requests adapters bind blocks bytes ca calls cert connections
 	draining expected_sequence failures fields invalid min_workers ready requests sequence stores streams
-	suppressed tokens unconstrained
+	suppressed tokens unconstrained path old new effect
 `)
 
 var loggerName = regexp.MustCompile(`(?i)log(ger)?$`)
@@ -46,11 +46,7 @@ func TestLogKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
-			call, ok := n.(*ast.CallExpr)
-			if !ok {
-				return true
-			}
-			keys, ok := logArguments(call)
+			keys, ok := logArguments(n)
 			if !ok {
 				return true
 			}
@@ -78,9 +74,20 @@ func TestLogKeys(t *testing.T) {
 	}
 }
 
-// logArguments returns the keys and values of a log call, or of an append to the slice args that
-// collects them.
-func logArguments(call *ast.CallExpr) (keys []ast.Expr, ok bool) {
+// logArguments returns the keys and values of a log call, or of an assignment or an append to the
+// slice args that collects them.
+func logArguments(n ast.Node) (keys []ast.Expr, ok bool) {
+	if assign, isAssign := n.(*ast.AssignStmt); isAssign && len(assign.Lhs) == 1 && lastName(assign.Lhs[0]) == "args" {
+		list, isList := assign.Rhs[0].(*ast.CompositeLit)
+		if !isList || !isAnySlice(list.Type) {
+			return nil, false
+		}
+		return list.Elts, true
+	}
+	call, ok := n.(*ast.CallExpr)
+	if !ok {
+		return nil, false
+	}
 	switch fn := call.Fun.(type) {
 	case *ast.SelectorExpr:
 		skip, method := 0, fn.Sel.Name
@@ -113,6 +120,12 @@ func logArguments(call *ast.CallExpr) (keys []ast.Expr, ok bool) {
 		return call.Args[1:], true
 	}
 	return nil, false
+}
+
+// isAnySlice reports whether a type is []any.
+func isAnySlice(e ast.Expr) bool {
+	list, ok := e.(*ast.ArrayType)
+	return ok && list.Len == nil && lastName(list.Elt) == "any"
 }
 
 // lastName returns the last identifier of a name, a selector or a call.

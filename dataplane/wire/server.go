@@ -201,7 +201,7 @@ const handshakeErrorInterval = 10 * time.Second
 
 // logClosed logs why a connection was closed.
 func (s *Server) logClosed(c *Conn, bad *Error) {
-	args := []any{"peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message}
+	args := []any{"client", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "reason", bad.Message}
 	if !c.open.Load() {
 		now, last := time.Now().UnixNano(), s.handshakeErrorLoggedAt.Load()
 		if last != 0 && now-last < int64(handshakeErrorInterval) || !s.handshakeErrorLoggedAt.CompareAndSwap(last, now) {
