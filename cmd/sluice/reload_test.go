@@ -50,7 +50,7 @@ func TestReloadCommand(t *testing.T) {
 		t.Errorf("%d\n%s", code, out)
 	}
 	harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
-	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","why":"open`) || strings.Contains(out, `"effect":"applied"`) {
+	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","reason":"open`) || !strings.Contains(out, `,"why":"open`) || strings.Contains(out, `"effect":"applied"`) {
 		t.Errorf("%d\n%s", code, out)
 	}
 	harness.WriteFile(t, path, text+"timeouts: {decode: soon}\n")

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -49,9 +51,33 @@ type Change struct {
 	Old    string `json:"old"`
 	New    string `json:"new"`
 	Effect Effect `json:"effect"`
-	Reason string `json:"why,omitempty"` // why it needs a new process; "" if Effect is Applied
+	Reason string `json:"reason,omitempty"` // why it needs a new process; "" if Effect is Applied
 	// Warning describes a change that is probably not intended.
 	Warning string `json:"warning,omitempty"`
+}
+
+// MarshalJSON writes Reason also as why, its former name, for one release.
+func (c Change) MarshalJSON() ([]byte, error) {
+	type members Change
+	return json.Marshal(struct {
+		members
+		Why string `json:"why,omitempty"`
+	}{members(c), c.Reason})
+}
+
+// UnmarshalJSON accepts why as well: a router of the previous release sends no reason.
+func (c *Change) UnmarshalJSON(text []byte) error {
+	type members Change
+	var v struct {
+		members
+		Why string `json:"why"`
+	}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	*c = Change(v.members)
+	c.Reason = cmp.Or(c.Reason, v.Why)
+	return nil
 }
 
 // noWorkers is the Warning of a change that removes the last worker of the file.

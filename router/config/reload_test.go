@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"reflect"
 	"slices"
 	"strings"
@@ -186,5 +187,25 @@ func TestReloadablePathsAreFields(t *testing.T) {
 		if !found {
 			t.Errorf("%q is not a field", l)
 		}
+	}
+}
+
+// TestChangeFormerMember: JSON has a change's reason also as why, its name in the previous release,
+// and is read with either name.
+func TestChangeFormerMember(t *testing.T) {
+	change := Change{Path: "listen", Old: "a", New: "b", Effect: Restart, Reason: "sockets are open", Warning: "w"}
+	const both = `{"path":"listen","old":"a","new":"b","effect":"restart","reason":"sockets are open","warning":"w","why":"sockets are open"}`
+	text, err := json.Marshal([]Change{change})
+	if err != nil || string(text) != "["+both+"]" {
+		t.Errorf("%v, %s\nwant [%s]", err, text, both)
+	}
+	for _, text := range []string{both, strings.Replace(both, `"reason":"sockets are open",`, "", 1), strings.Replace(both, `,"why":"sockets are open"`, "", 1)} {
+		var got Change
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got != change {
+			t.Errorf("%s: %v, %+v; want %+v", text, err, got, change)
+		}
+	}
+	if text, _ := json.Marshal(Change{Effect: Applied}); string(text) != `{"path":"","old":"","new":"","effect":"applied"}` {
+		t.Errorf("a change without a reason: %s", text)
 	}
 }

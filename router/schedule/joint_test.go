@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -165,6 +166,15 @@ func TestLocalOrRemote(t *testing.T) {
 				t.Fatalf("%v: %s", err, body)
 			}
 			e := rec.Joint[0]
+			for _, name := range []string{"reason", "why"} { // why is the name in the previous release
+				if !strings.Contains(string(body), fmt.Sprintf(`"%s":%q`, name, c.why)) {
+					t.Errorf("%s is not %q in %s", name, c.why, body)
+				}
+			}
+			var former JointDecision
+			if err := json.Unmarshal(fmt.Appendf(nil, `{"why":%q}`, c.why), &former); err != nil || former.Reason != c.why {
+				t.Errorf("the record of a router of the previous release: %v, reason %q", err, former.Reason)
+			}
 			if e.Reason != c.why || (e.Plan == "local") != c.local || (e.Local == nil) != (c.why == ReasonNotConsidered || c.why == ReasonPromptUnknown) {
 				t.Errorf("explained as %+v", e)
 			}

@@ -1,6 +1,8 @@
 package schedule
 
 import (
+	"cmp"
+	"encoding/json"
 	"time"
 
 	"sluice/router/worker"
@@ -46,10 +48,34 @@ type JointDecision struct {
 	AtMS         float64 `json:"at_ms"`
 	Attempt      int     `json:"attempt"`
 	Plan         string  `json:"plan"` // remote: prefill on another worker; local: the decode rank runs the whole request
-	Reason       string  `json:"why"`
+	Reason       string  `json:"reason"`
 	PromptTokens int     `json:"prompt_tokens"`
 	Remote       Remote  `json:"remote"`
 	Local        *Local  `json:"local,omitempty"` // nil: not evaluated
+}
+
+// MarshalJSON writes Reason also as why, its former name, for one release.
+func (d JointDecision) MarshalJSON() ([]byte, error) {
+	type members JointDecision
+	return json.Marshal(struct {
+		members
+		Why string `json:"why"`
+	}{members(d), d.Reason})
+}
+
+// UnmarshalJSON accepts why as well: a router of the previous release sends no reason.
+func (d *JointDecision) UnmarshalJSON(text []byte) error {
+	type members JointDecision
+	var v struct {
+		members
+		Why string `json:"why"`
+	}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	*d = JointDecision(v.members)
+	d.Reason = cmp.Or(d.Reason, v.Why)
+	return nil
 }
 
 // Remote is the estimated time to first token of two legs and its terms, in ms.

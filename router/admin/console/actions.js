@@ -77,7 +77,7 @@ export async function reload(done) {
 
 function change(c) {
   const item = el("li", "", el("code", "", c.path), ` ${c.old || "none"} → ${c.new || "none"}`);
-  if (c.effect !== "applied") item.append(el("span", "quiet", ` · needs a restart${c.why ? `: ${c.why}` : ""}`));
+  if (c.effect !== "applied") item.append(el("span", "quiet", ` · needs a restart${c.reason ? `: ${c.reason}` : ""}`));
   if (c.warning) item.append(el("p", "bad", c.warning));
   return item;
 }
