@@ -501,17 +501,17 @@ func (m *rateMeter) perSecond(now int64) float64 {
 
 // ClassView is what waits in one class.
 type ClassView struct {
-	Class    string        `json:"class"`
-	Requests int           `json:"requests"`
-	Bytes    int64         `json:"bytes"`
-	Tokens   int64         `json:"tokens"`
-	Oldest   time.Duration `json:"-"` // how long the first has waited
-	OldestMS int64         `json:"oldest_ms"`
-	// Suspended is how many of the requests are streams that were suspended.
-	Suspended int `json:"suspended,omitempty"`
-	// OnHold is how many of them may not start yet, because their sessions have no place among the
+	Class    string `json:"class"`
+	Requests int    `json:"requests"`
+	// OnHold is how many of the requests may not start yet, because their sessions have no place among the
 	// active ones.
-	OnHold int `json:"on_hold,omitempty"`
+	OnHold int `json:"on_hold"`
+	// Suspended is how many of them are streams that were suspended.
+	Suspended int           `json:"suspended"`
+	Bytes     int64         `json:"bytes"`
+	Tokens    int64         `json:"tokens"`
+	Oldest    time.Duration `json:"-"` // how long the first has waited
+	OldestMS  int64         `json:"oldest_ms"`
 }
 
 // Classes returns what waits in each class, in all pools.
@@ -542,7 +542,7 @@ type PoolView struct {
 	Pool     string  `json:"pool"`
 	Class    string  `json:"class"`
 	Requests int     `json:"requests"`
-	OnHold   int     `json:"on_hold,omitempty"` // of the requests
+	OnHold   int     `json:"on_hold"` // of the requests
 	Bytes    int64   `json:"bytes"`
 	Tokens   int64   `json:"tokens"`
 	Rate     float64 `json:"tokens_per_second"` // dispatched by the pool while requests waited; 0: not known
@@ -556,7 +556,7 @@ type TenantView struct {
 	Tenant   string `json:"tenant"`
 	Weight   int    `json:"weight"`
 	Requests int    `json:"requests"`
-	OnHold   int    `json:"on_hold,omitempty"` // of the requests
+	OnHold   int    `json:"on_hold"` // of the requests
 	Tokens   int64  `json:"tokens"`
 	Late     int    `json:"late"` // requests that can no longer meet their target
 }

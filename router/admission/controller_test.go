@@ -1,8 +1,10 @@
 package admission
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -262,6 +264,22 @@ func TestControllerConcurrently(t *testing.T) {
 	if o.outcomes[Waiting] != 0 || ended != o.enqueued || ended+int(refused.Load()) != clients*requests || !c.IsEmpty() || c.queue.Len() != 0 || free.Load() != 3 {
 		t.Errorf("enqueued %d, ended %v, refused %d, %d wait, %d places free; want all of %d to end once and 3 places", o.enqueued, o.outcomes, refused.Load(), c.Waiting(), free.Load(), clients*requests)
 	}
+}
+
+// TestViewHasZeros: a view has the number of requests on hold also where it is zero, so that the console has a
+// column for it.
+func TestViewHasZeros(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{Name: "default"}}}, new(counts))
+		w := &Waiter{Class: "default", Starter: &gate{free: new(atomic.Int64), verdict: NoCapacity}, Item: Item{Pool: "m", Cost: 100}}
+		c.Enqueue(w)
+		text, err := json.Marshal(c.View())
+		if n := strings.Count(string(text), `"requests":1,"on_hold":0`); err != nil || n != 3 {
+			t.Errorf("%s, %v: want no requests on hold in the class, the pool and the tenant", text, err)
+		}
+		c.Cancel(w, Gone)
+		c.Wait(w, time.Second)
+	})
 }
 
 // hold is a Hold that ends when the test says so.

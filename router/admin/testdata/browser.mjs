@@ -287,6 +287,7 @@ const checks = {
     assert.deepEqual(await rows(page, "latest sessions"), o.newest.map(s => s.key));
     const q = await api("/admin/v1/queues");
     assert.deepEqual(await rows(page, "admission classes"), q.classes.map(c => c.class));
+    assert.deepEqual(await page.locator('[aria-label="admission classes"] thead th').allTextContents(), ["class", "requests", "on hold", "suspended", "bytes", "tokens", "oldest, ms"]);
     assert.equal(await page.locator('[aria-label="Sessions"] dd').first().textContent(), String(o.sessions));
     await close(page);
   },
@@ -299,7 +300,13 @@ const checks = {
     await page.route("**/admin/v1/status?*", async route => {
       const st = await (await route.fetch()).json();
       st.can.queues = true;
-      st.queues = { admission: { classes: [{ class: "interactive", requests: 12, oldest_ns: 1_500_000, refused: 3, preempted: 1 }, { class: "batch", requests: 3456, oldest_ns: 61e9, refused: 0, preempted: 7 }], preemption: true } };
+      st.queues = {
+        admission: {
+          classes: [{ class: "interactive", requests: 12, on_hold: 4, suspended: 0, bytes: 8192, tokens: 5600, oldest_ms: 1500 }, { class: "batch", requests: 3456, on_hold: 0, suspended: 7, bytes: 65536, tokens: 81234, oldest_ms: 61000 }],
+          pools: [{ pool: "sim prefill", class: "interactive", requests: 12, on_hold: 4, bytes: 8192, tokens: 5600, tokens_per_second: 830, tenants: 2 }],
+          tenants: [{ pool: "sim prefill", class: "interactive", tenant: "team-a", weight: 1, requests: 9, on_hold: 4, tokens: 4100, late: 0 }],
+        },
+      };
       const transfers = {
         active: "zmq", reason: "nixl is off: no NIXL", pending: 41, reports: { recv_ok: 1234, recv_failed: 3, unknown: 0 }, outcomes: { done: 1234, failed: 3, unknown: 0 },
         tiers: [{ tier: "nixl", state: "off", reason: "no NIXL: not at /opt" }, { tier: "zmq", state: "up", reason: "reports are taken at tcp://10.0.0.9:8091" }],
@@ -319,8 +326,16 @@ const checks = {
     await visit(page, `view=worker&id=${DECODE}`, '[aria-label="Transfers between ranks"] tbody tr');
     assert.deepEqual(await cells("Transfers between ranks"), pairs.slice(0, 1), "only those of the worker");
     await visit(page, "view=queues", '[aria-label="admission classes"] tbody tr');
-    assert.deepEqual(await cells("admission classes"), [["interactive", "12", "1.50", "3", "1"], ["batch", "3,456", "61,000", "0", "7"]]);
+    assert.deepEqual(await cells("admission classes"), [["interactive", "12", "4", "0", "8,192", "5,600", "1,500"], ["batch", "3,456", "0", "7", "65,536", "81,234", "61,000"]]);
+    assert.deepEqual(await cells("admission pools"), [["sim prefill", "interactive", "12", "4", "8,192", "5,600", "830", "2"]]);
+    assert.deepEqual(await cells("admission tenants"), [["sim prefill", "interactive", "team-a", "1", "9", "4", "4,100", "0"]]);
     await axe(page, "queues");
+    await page.setViewportSize({ width: 390, height: 844 });
+    for (const label of ["admission classes", "admission pools", "admission tenants"]) {
+      const held = await page.locator(`[aria-label="${label}"] tbody tr:first-child td[data-label="on hold"]`).evaluate(td => ({ text: td.textContent, visible: td.checkVisibility(), right: td.getBoundingClientRect().right }));
+      assert.ok(held.text === "4" && held.visible && held.right <= 390, `${label} at 390 px: ${JSON.stringify(held)}`);
+    }
+    await axe(page, "queues at 390 px");
     if (SHOTS) await page.screenshot({ path: `${SHOTS}/admission.png` });
     await close(page);
   },
