@@ -88,12 +88,12 @@ func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 // the whole request.
 func (q *request) refreshCandidates() {
 	f := q.settings.Fleet
+	view := f.View() // before Admissions, which the fleet raises first: a rank that is back in the view is readmitted
 	if len(q.excluded) > 0 {
 		q.readmit(func(r *worker.Rank, e exclusion) bool {
 			return e.reason != excludedTainted && f.Admissions(r) != e.admissions
 		})
 	}
-	view := f.View()
 	if view == q.view {
 		return
 	}
@@ -260,12 +260,14 @@ func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
 			return false
 		case q.hasCandidate(q.candidates(leg)):
 			return true
-		case changed:
+		case changed && on != ctx:
 			continue
-		case on == ctx:
+		case !changed && on == ctx:
 			return false // the fleet is closed
 		}
-		// The pause is over. The fleet reports when engines that it knows to be down return.
+		// The pause is over. What is a candidate at its end is tried again, so a rank that becomes one later has
+		// been out of the pools and is back. Fleet.Admissions need not show that: it does not count ranks that
+		// were frozen, or workers that were drained.
 		on = ctx
 		ready := q.candidates(leg)
 		q.readmit(func(r *worker.Rank, e exclusion) bool { return e.reason == excludedDown && containsRank(ready, r) })

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/sim"
 	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -212,4 +213,32 @@ func TestBusyEngineIsNotFrozen(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFrozenOnlyEngineIsTriedAgain: a request on the only engine of a model waits when its core freezes, and is
+// sent to it again as soon as it resumes.
+func TestFrozenOnlyEngineIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, func(o *sim.Options) { o.Speed, o.Cost = 1, sim.Cost{Step: 20 * time.Millisecond} })
+	r := harness.StartRouter(t, func(c *config.Config) {
+		shortDetection(c)
+		c.Timeouts.PoolWait = time.Minute
+	}, harness.SimWorker(e, worker.Aggregated, "only"))
+	for i := range 2 {
+		harness.StartPending(r.URL, fmt.Sprint("before-", i), false, 5).Wait(t, 10*time.Second)
+	}
+	held := harness.StartPending(r.URL, "held", false, 60)
+	testwait.Until(t, "the engine generates", func() bool { return e.Stats().Sum().GeneratedTokens > 15 })
+	e.Freeze()
+	testwait.Until(t, "its request waits for a worker", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	testwait.Holds(t, 300*time.Millisecond, "it waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	e.Thaw()
+	a, want := held.Wait(t, 20*time.Second), harness.StartPending(harness.StartSim(t, nil).URL(), "held", false, 60).Wait(t, 10*time.Second)
+	if a.Status != 200 || a.Text(t) != want.Text(t) {
+		t.Errorf("status %d, text %q, want %q", a.Status, a.Text(t), want.Text(t))
+	}
+	if n := r.Metric(`sluice_engine_frozen_total{state="core"}`); n != 1 {
+		t.Errorf("%v verdicts, want 1", n)
+	}
+	harness.WantIdle(t, r, 10*time.Second, e)
 }
