@@ -99,12 +99,12 @@ func (q *request) resolvePeerInfo() prefillEnd {
 		}
 	}
 	err := q.fetchPeerInfo(fetcher, v.(*peerInfo), base, path)
-	if err == nil {
-		return prefillDone
-	}
-	if q.x.ClientGone() {
+	if q.x.ClientGone() { // the query may have taken a while, and nothing has been sent yet
 		q.refuse(front.ClientGone, "the client closed the connection before prefill", 0)
 		return prefillAnswered
+	}
+	if err == nil {
+		return prefillDone
 	}
 	q.exclude(rank, excludedError)
 	q.noteFallback("peer_info_unavailable", fmt.Sprintf("%s cannot be used: %v", rank.ID, err))
