@@ -251,11 +251,11 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 		fmt.Fprintf(w, ", first token after %.1f ms", o.TTFTMS)
 	}
 	if o.PromptTokens > 0 || o.OutputTokens > 0 {
-		fmt.Fprintf(w, "; %d prompt tokens", o.PromptTokens)
+		fmt.Fprintf(w, "; %s prompt tokens", reported(int64(o.PromptTokens)))
 		if o.CachedTokens >= 0 {
 			fmt.Fprintf(w, " (%d cached as reported by the engine)", o.CachedTokens)
 		}
-		fmt.Fprintf(w, ", %d output tokens", o.OutputTokens)
+		fmt.Fprintf(w, ", %s output tokens", reported(int64(o.OutputTokens)))
 	}
 	fmt.Fprintln(w, ".")
 	writeTransfer(w, o.Transfer)

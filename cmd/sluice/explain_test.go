@@ -136,3 +136,16 @@ func TestExplainControlCharacters(t *testing.T) {
 		t.Errorf("control characters in %q", text)
 	}
 }
+
+// TestUnreportedTokens: an engine that reports no usage has no number of tokens, rather than -1.
+func TestUnreportedTokens(t *testing.T) {
+	var explained, listed bytes.Buffer
+	writeOutcome(&explained, &schedule.OutcomeRecord{Status: 200, PromptTokens: 9, OutputTokens: -1, CachedTokens: -1})
+	writeRequests(&listed, []admin.Request{{ID: "q", Done: true, Status: 200, PromptTokens: 9, OutputTokens: -1, Reported: -1}}, time.Now(), 0)
+	if text := explained.String(); !strings.Contains(text, "; 9 prompt tokens, ? output tokens") {
+		t.Error(text)
+	}
+	if text := listed.String(); strings.Contains(text, "-1") || !strings.Contains(text, "?") {
+		t.Error(text)
+	}
+}

@@ -111,8 +111,8 @@ func writeRequests(w io.Writer, requests []admin.Request, now time.Time, name in
 		if r.Whole != "" {
 			prefill, decode = "-", r.Whole
 		}
-		fmt.Fprintf(t, "%v\t%s\t%s\t%s\t%d\t%s\t%d\t%d\t%s\t%s\t%s\n", now.Sub(time.UnixMilli(r.At)).Truncate(100*time.Millisecond), oneLine(status), ttft, total,
-			r.PromptTokens, cached, r.OutputTokens, r.Attempts, clip(dash(prefill), name), clip(dash(decode), name), oneLine(r.ID))
+		fmt.Fprintf(t, "%v\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n", now.Sub(time.UnixMilli(r.At)).Truncate(100*time.Millisecond), oneLine(status), ttft, total,
+			r.PromptTokens, cached, reported(int64(r.OutputTokens)), r.Attempts, clip(dash(prefill), name), clip(dash(decode), name), oneLine(r.ID))
 	}
 	t.Flush()
 	for line := range strings.Lines(b.String()) {

@@ -44,7 +44,7 @@ function summary({ timeline: t, explain: x }) {
   if (t.client) add("Client", t.client);
   if (t.plan) add("Plan", `${t.plan}${t.family ? `, ${t.family}` : ""}${t.fallback ? `; fall-back: ${t.fallback}` : ""}`);
   if (t.class || t.tenant) add("Admission", admission(t));
-  add("Tokens", `${whole(t.prompt_tokens)} prompt, ${t.output_tokens ? whole(t.output_tokens) : "?"} output; cached ${whole(t.cached_predicted)} predicted, ${t.cached_reported >= 0 ? whole(t.cached_reported) : "?"} actual`);
+  add("Tokens", `${whole(t.prompt_tokens)} prompt, ${t.output_tokens > 0 ? whole(t.output_tokens) : "?"} output; cached ${whole(t.cached_predicted)} predicted, ${t.cached_reported >= 0 ? whole(t.cached_reported) : "?"} actual`);
   if (t.ttft_ms) add("First token", `${fine(t.ttft_ms)} ms`);
   if (t.itl_p50_ms) add("Between tokens", `p50 ${fine(t.itl_p50_ms)} ms, p99 ${fine(t.itl_p99_ms)} ms`);
   add("Total", `${fine(t.total_ms)} ms`);

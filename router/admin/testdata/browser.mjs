@@ -142,6 +142,30 @@ const checks = {
     }
   },
 
+  // The longest id that is accepted, and a model's name with markup: every view fits, and the name stays text.
+  async "the longest names fit and stay text"() {
+    const id = `A-z.0_9:@${"y".repeat(119)}`, model = `<img src=x onerror=alert(1)>${"模".repeat(150)}`;
+    for (const width of [1280, 390]) {
+      const page = await signedIn("view=models", { width });
+      await title(page, "Models");
+      await page.route("**/admin/v1/status?*", async route => {
+        const text = await (await route.fetch()).text();
+        await route.fulfill({ contentType: "application/json", body: text.replaceAll(DECODE, id).replaceAll('"small"', JSON.stringify(model)) });
+      });
+      const seen = { id: 0, model: 0 };
+      for (const [name, hash, sign] of VIEWS) {
+        await visit(page, await hash() || "view=overview", sign);
+        const found = await page.evaluate(() => ({ over: document.documentElement.scrollWidth - innerWidth, images: document.images.length, text: document.body.textContent }));
+        assert.ok(found.over <= 0, `${name}, ${width} px: the page is ${found.over} px wider than the screen`);
+        assert.equal(found.images, 0, `${name}: markup in a name became an element`);
+        seen.id += found.text.includes(id);
+        seen.model += found.text.includes(model);
+      }
+      assert.ok(seen.id >= 5 && seen.model >= 2, `${width} px: the names are on ${JSON.stringify(seen)} views`);
+      await close(page);
+    }
+  },
+
   async "the token leaves the address and links restore the view"() {
     const page = await signedIn("view=requests&model=broken&outcome=failed");
     await title(page, "Requests");
