@@ -62,7 +62,7 @@ check-lint:
 .PHONY: check-tests
 check-tests:
 	go test -short $(VETTED) $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
-	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc)$$' ./cmd/sluice
+	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc|CommandsDoc)$$' ./cmd/sluice
 
 .PHONY: test
 test: ## set up everything; native, lint, unit, system and race tests, packages, and the demo (14 minutes)
