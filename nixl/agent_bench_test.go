@@ -9,7 +9,7 @@ import (
 	"sluice/native/dl"
 )
 
-// BenchmarkBoardRequest is what a request pays on its way: a ticket, a look, the
+// BenchmarkBoardRequest is what a request pays on its way: a completion slot, a look, the
 // end. No cgo, no lock, no allocation; at most 300 ns.
 func BenchmarkBoardRequest(b *testing.B) {
 	b.Run("serial", func(b *testing.B) {

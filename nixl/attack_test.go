@@ -15,11 +15,11 @@ import (
 )
 
 // A peer has the keys to the whole board, not only to its own slots. What it writes
-// there, at full speed and while others write their records, ends no ticket that it
+// there, at full speed and while others write their records, ends no completion slot that it
 // was not given; records that it destroys are the writer's to write again.
 func TestRealForgedBoard(t *testing.T) {
 	w := realNetwork()
-	const slots, tickets = 64, 300
+	const slots, requests = 64, 300
 	var mu sync.Mutex
 	heard := map[CompletionSlot]Completion{}
 	router, engine, hostile := w.open(t, Config{}), w.open(t, Config{}), w.open(t, Config{})
@@ -71,7 +71,7 @@ func TestRealForgedBoard(t *testing.T) {
 					k := CompletionSlot{Index: uint32(i), Sequence: rawRecordOf(seen.Bytes()[i*recordBytes:])[7] + uint64(round%2), Nonce: rand.Uint64(), Request: uint64(i)}
 					r := k.Record(Completion{Request: k.Request, Status: -1, Bytes: 666})
 					copy(rec, r[:])
-				case 2: // another slot's, or an earlier ticket's
+				case 2: // another slot's, or an earlier completion slot's
 					for j, v := range old {
 						binary.LittleEndian.PutUint64(rec[8*j:], v)
 					}
@@ -133,13 +133,13 @@ func TestRealForgedBoard(t *testing.T) {
 	if !ok {
 		t.Fatal("no slot is free")
 	}
-	for i := range tickets {
+	for i := range requests {
 		complete(i, 2*time.Millisecond)
 	}
 	stop()
 	attack.Wait()
 	if _, s := b.Poll(idle); s != Pending {
-		t.Errorf("a ticket that nobody was given is %v", s)
+		t.Errorf("a completion slot that nobody was given is %v", s)
 	}
 	if n := router.Counters().Unmatched; n == 0 || forged.Load() == 0 {
 		t.Errorf("%d records were forged, %d were counted as foreign", forged.Load(), n)
@@ -147,19 +147,19 @@ func TestRealForgedBoard(t *testing.T) {
 	if err := router.Health(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d slots reported correctly beside %d forged records (%d foreign); %d had to be written again", tickets, forged.Load(), router.Counters().Unmatched, again)
+	t.Logf("%d slots reported correctly beside %d forged records (%d foreign); %d had to be written again", requests, forged.Load(), router.Counters().Unmatched, again)
 	// With the attack over, once is enough.
 	again = 0
 	for i := range slots {
-		complete(tickets+i, 20*time.Second)
+		complete(requests+i, 20*time.Second)
 	}
 	if again != 0 {
 		t.Errorf("%d of %d records had to be written again without an attack", again, slots)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(heard) != tickets+slots {
-		t.Errorf("notified of %d completions, %d were written", len(heard), tickets+slots)
+	if len(heard) != requests+slots {
+		t.Errorf("notified of %d completions, %d were written", len(heard), requests+slots)
 	}
 }
 

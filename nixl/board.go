@@ -13,19 +13,19 @@ import (
 )
 
 // CompletionBoard is the memory in which the ends of transfers are recorded. A slot of
-// 64 bytes is lent to each request; the engine that moves its KV writes a record there,
+// 64 bytes is assigned to each request; the engine that moves its KV writes a record there,
 // one-sided, or names the slot and its nonce in a notification. A record counts if
-// version, check, sequence, nonce and request all match the slot's ticket; late, torn
+// version, check, sequence, nonce and request all match the slot's cell; late, torn
 // and forged ones do not.
 //
 // Acquire, Poll, CompleteNotified and Release take no lock, call no C and allocate
 // nothing.
 //
-// Memory order: a slot's ticket is written before its bit is set; the agent's thread
-// reads the bit first (acquire), then the ticket. A slot's state changes only by
+// Memory order: a slot's cell is written before its bit is set; the agent's thread
+// reads the bit first (acquire), then the cell. A slot's state changes only by
 // compare-and-swap and includes the sequence, so if the thread, Poll and
 // CompleteNotified see a record at the same time, one of them wins, and a completion
-// for an earlier ticket finds another sequence.
+// for an earlier CompletionSlot finds another sequence.
 type CompletionBoard struct {
 	id           uint32
 	agent        *Agent // nil: completed by notifications alone
@@ -44,7 +44,7 @@ type CompletionBoard struct {
 	refused atomic.Uint64
 }
 
-// slotCell mirrors struct sluice_ticket.
+// slotCell mirrors struct sluice_slot_cell.
 type slotCell struct {
 	sequence, nonce, request atomic.Uint64
 	_                        uint64 // owned by the agent's thread
@@ -60,7 +60,7 @@ type entry struct {
 }
 
 // result is a completion. It is written while the slot is claimed and read once it is
-// complete. Its fields are atomic, because Poll with an old ticket may run at any time.
+// complete. Its fields are atomic, because Poll with an old CompletionSlot may run at any time.
 type result [5]atomic.Uint64
 
 func (r *result) store(c Completion) {
@@ -82,10 +82,10 @@ const (
 	slotCompleted
 )
 
-// State is the state of a ticket.
+// State is the state of a CompletionSlot.
 type State int
 
-// The states of a ticket.
+// The states of a CompletionSlot.
 const (
 	Pending   State = iota // acquired; no valid record has arrived
 	Completed              // its completion has arrived
@@ -159,7 +159,7 @@ func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(Comple
 }
 
 // agentClosed is called when the board's agent has ended, so that only holders of
-// tickets use its memory, which is freed when they are gone too. Otherwise a tier whose
+// CompletionSlots use its memory, which is freed when they are gone too. Otherwise a tier whose
 // agent fails repeatedly would run out of mappings.
 func (b *CompletionBoard) agentClosed() {
 	m := b.memory
@@ -177,7 +177,7 @@ func (b *CompletionBoard) agentClosed() {
 
 var boardID atomic.Uint32
 
-// ID identifies the board in this process, from 1 on: a ticket is valid on its own
+// ID identifies the board in this process, from 1 on: a CompletionSlot is valid on its own
 // board only.
 func (b *CompletionBoard) ID() uint32 { return b.id }
 
@@ -188,14 +188,14 @@ func (b *CompletionBoard) Slots() int { return len(b.entries) }
 // counts the records.
 func (b *CompletionBoard) Refused() uint64 { return b.refused.Load() }
 
-// Remote returns where the ticket's record must be written.
+// Remote returns where the record of t must be written.
 func (b *CompletionBoard) Remote(t CompletionSlot) Remote {
 	return b.memory.Remote(int(t.Index)*recordBytes, recordBytes)
 }
 
-// Acquire lends a slot to a request until Release, or until Expire after the given
-// time. It returns false if all slots are lent. It uses the slot that has been free for
-// longest, so that a late write for the previous ticket does the least harm.
+// Acquire assigns a slot to a request until Release, or until Expire after the given
+// time. It returns false if all slots are in use. It takes the slot that has been free for
+// longest, so that a late write for the previous request does the least harm.
 func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSlot, bool) {
 	i, ok := b.free.pop()
 	if !ok {
@@ -222,7 +222,7 @@ func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSl
 	return t, true
 }
 
-// Poll returns the state of a ticket, by loads from the slot itself.
+// Poll returns the state of t, by loads from the slot itself.
 func (b *CompletionBoard) Poll(t CompletionSlot) (Completion, State) {
 	if int(t.Index) >= len(b.entries) {
 		return Completion{}, Released
@@ -251,9 +251,9 @@ func (b *CompletionBoard) Poll(t CompletionSlot) (Completion, State) {
 	return Completion{}, Released
 }
 
-// CompleteNotified completes a ticket by a notification with the slot and nonce that
-// went out with the request. The error is ErrForged if the slot or nonce is not lent
-// now, which includes a notification that arrives after its ticket has ended, and
+// CompleteNotified completes a slot by a notification with its number and the nonce that
+// went out with the request. The error is ErrForged if the slot is not in use with this nonce
+// now, which includes a notification that arrives after Release, and
 // ErrLate for a second notification.
 func (b *CompletionBoard) CompleteNotified(slot uint32, nonce uint64, c Completion) error {
 	err := error(ErrForged)
@@ -271,14 +271,14 @@ func (b *CompletionBoard) CompleteNotified(slot uint32, nonce uint64, c Completi
 	return err
 }
 
-// current is the latest ticket of a slot.
+// current returns the latest CompletionSlot of a slot, and whether it awaits its completion.
 func (b *CompletionBoard) current(slot uint32) (CompletionSlot, bool) {
 	s := b.entries[slot].state.Load()
 	return CompletionSlot{Index: slot, Sequence: s >> 2, Nonce: b.slotCells[slot].nonce.Load(), Request: b.entries[slot].request.Load()}, s&3 == slotLeased
 }
 
 // recordWritten is called by the agent's thread with a record that matches its slot's
-// ticket. It does not read the slot again, because any writer may have overwritten it
+// cell. It does not read the slot again, because any writer may have overwritten it
 // since.
 func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 	if slot < 0 || slot >= len(b.entries) {
@@ -297,7 +297,7 @@ func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 	}
 }
 
-// claim makes c the completion of the ticket; one caller wins.
+// claim makes c the completion of t; one caller wins.
 func (b *CompletionBoard) claim(t CompletionSlot, c Completion) bool {
 	e := &b.entries[t.Index]
 	if !e.state.CompareAndSwap(phase(t.Sequence, slotLeased), phase(t.Sequence, slotClaimed)) {
@@ -315,7 +315,7 @@ func (b *CompletionBoard) notify(t CompletionSlot, c Completion) {
 	}
 }
 
-// stopWatching ends the checks of a slot, once for each ticket.
+// stopWatching ends the checks of a slot, once for each CompletionSlot.
 func (b *CompletionBoard) stopWatching(t CompletionSlot) {
 	b.bits[t.Index/64].And(^(uint64(1) << (t.Index % 64)))
 	if b.agent != nil {
@@ -323,7 +323,7 @@ func (b *CompletionBoard) stopWatching(t CompletionSlot) {
 	}
 }
 
-// Release ends a ticket, completed or not. Later calls do nothing.
+// Release frees the slot, completed or not. Later calls do nothing.
 func (b *CompletionBoard) Release(t CompletionSlot) {
 	if int(t.Index) >= len(b.entries) {
 		return
@@ -351,8 +351,8 @@ func (b *CompletionBoard) Release(t CompletionSlot) {
 	}
 }
 
-// Expire releases tickets whose time is over. It checks at most limit slots, and the
-// next call continues from there. It returns how many tickets ended without a
+// Expire releases slots whose time is over. It checks at most limit slots, and the
+// next call continues from there. It returns how many were released without a
 // completion.
 func (b *CompletionBoard) Expire(now time.Time, limit int) int {
 	n := 0

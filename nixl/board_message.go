@@ -9,9 +9,9 @@ const MessagePrefix = "SLB1"
 
 const messageBytes = len(MessagePrefix) + 4 + recordBytes
 
-// CompleteMessage completes a ticket by a record that arrived as a message. The errors
-// are those of a record: ErrRecord, ErrForged, and ErrLate (the slot is lent to a later
-// ticket, or the ticket has its completion).
+// CompleteMessage completes a slot by a record that arrived as a message. The errors
+// are those of a record: ErrRecord, ErrForged, and ErrLate (the slot has a later
+// CompletionSlot, or this one has its completion).
 func (b *CompletionBoard) CompleteMessage(m []byte) error {
 	err := error(ErrRecord)
 	if len(m) == messageBytes && string(m[:len(MessagePrefix)]) == MessagePrefix {

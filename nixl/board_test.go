@@ -89,7 +89,7 @@ func testBoardByWrite(t *testing.T, w agentNetwork) {
 	}
 	b.Release(k)
 
-	// The next tickets' slots have the old records in them; they do not count.
+	// The next completion slots' slots have the old records in them; they do not count.
 	var all []CompletionSlot
 	for range b.Slots() {
 		k, ok := b.Acquire(9, time.Now().Add(time.Minute))
@@ -100,7 +100,7 @@ func testBoardByWrite(t *testing.T, w agentNetwork) {
 	}
 	silent("old records")
 	if _, ok := b.Acquire(9, time.Now()); ok {
-		t.Error("more tickets than slots")
+		t.Error("more completion slots than slots")
 	}
 	for _, k := range all {
 		b.Release(k)
@@ -194,10 +194,10 @@ func TestBoardByNotification(t *testing.T) {
 		}
 		if n.Index == k.Index {
 			if err := b.CompleteNotified(k.Index, k.Nonce, Completion{}); !errors.Is(err, ErrForged) {
-				t.Errorf("the last ticket's notification: %v, want ErrForged", err)
+				t.Errorf("the last completion slot's notification: %v, want ErrForged", err)
 			}
 			if _, s := b.Poll(n); s != Pending {
-				t.Errorf("it ended the next ticket: %v", s)
+				t.Errorf("it ended the next completion slot: %v", s)
 			}
 		}
 	}
@@ -241,7 +241,7 @@ func TestBoardExpires(t *testing.T) {
 	}
 }
 
-// TestBoardRaces has all ends of a ticket at once: one wins, and no slot is lost.
+// TestBoardRaces has all ends of a completion slot at once: one wins, and no slot is lost.
 func TestBoardRaces(t *testing.T) {
 	var mu sync.Mutex
 	reported := map[CompletionSlot]int{}
@@ -289,7 +289,7 @@ func TestBoardRefusesSizes(t *testing.T) {
 	}
 }
 
-// TestBoardByMessage: a record that comes as a message ends its ticket, and no other.
+// TestBoardByMessage: a record that comes as a message ends its completion slot, and no other.
 func TestBoardByMessage(t *testing.T) {
 	var heard []completionEvent
 	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(k CompletionSlot, c Completion) { heard = append(heard, completionEvent{k, c}) }))
@@ -343,7 +343,7 @@ func TestRealBoardsOfEndedAgents(t *testing.T) {
 	}
 	testwait.Until(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
 	if _, state := last.Poll(completionSlot); state != Pending {
-		t.Errorf("a ticket of the last one is %v; want pending: its holder still has it", state)
+		t.Errorf("a completion slot of the last one is %v; want pending: its holder still has it", state)
 	}
 	last.Release(completionSlot)
 }

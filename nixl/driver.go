@@ -80,7 +80,7 @@ type driver interface {
 
 // Counters are what the thread of an agent has counted.
 type Counters struct {
-	Unmatched uint64 // records on boards that match no ticket: late, forged or torn
+	Unmatched uint64 // records on boards that match no CompletionSlot: late, forged or torn
 	Unread    uint64 // notifications that could not be read: too long, or from an agent without a readable name
 	Signals   uint64 // bit set of the signals whose handlers libraries replaced and the thread restored
 	Stuck     uint64 // transfers that the library would not release

@@ -173,7 +173,7 @@ func wakeReader(r *ring) error {
 }
 
 // The real NIXL in a process of its own: notifications, records written into a board
-// that both processes have, and a crash under load, of which every ticket's holder
+// that both processes have, and a crash under load, of which every completion slot's holder
 // may go on looking at the board.
 func TestRealIsolated(t *testing.T) {
 	search := realNIXL(t)
@@ -205,7 +205,7 @@ func TestRealIsolated(t *testing.T) {
 		for i := range n {
 			k, ok := b.Acquire(uint64(i), time.Now().Add(time.Minute))
 			if !ok {
-				t.Fatal("no ticket")
+				t.Fatal("no completion slot")
 			}
 			rec := k.Record(Completion{Request: uint64(i), Bytes: 7})
 			copy(out.Bytes(), rec[:])
@@ -252,10 +252,10 @@ func TestRealIsolated(t *testing.T) {
 	close(stop)
 	<-stopped
 	if _, s := older.Poll(k); s != Pending {
-		t.Errorf("the dead agent's ticket is %v", s)
+		t.Errorf("the dead agent's completion slot is %v", s)
 	}
 	if err := older.CompleteNotified(k.Index, k.Nonce, Completion{}); err != nil {
-		t.Errorf("the dead agent's ticket cannot be ended by another tier: %v", err)
+		t.Errorf("the dead agent's completion slot cannot be ended by another tier: %v", err)
 	}
 	older.Release(k)
 	work(20)

@@ -8,19 +8,19 @@ import (
 	"unsafe"
 )
 
-// A record is what tells the end of one transfer: 64 bytes, little endian. It is
-// written into a slot of a Board by a one-sided WRITE.
+// A record reports the end of one transfer: 64 bytes, little endian. It is
+// written into a slot of a CompletionBoard by a one-sided WRITE.
 //
 //	 0  u32  version       0x01424c53, "SLB" and 1
 //	 4  i32  status        0 the KV is there; otherwise the writer's code
-//	 8  u64  nonce         of the ticket
-//	16  u64  request       of the ticket
+//	 8  u64  nonce         of the CompletionSlot
+//	16  u64  request       of the CompletionSlot
 //	24  u64  bytes         moved
 //	32  u64  microseconds  that took
 //	40  u32  worker        the writer's number of itself
 //	44  u32  rank
 //	48  u64  check         exclusive or of the other seven words
-//	56  u64  sequence      of the ticket; last, so that it lands last
+//	56  u64  sequence      of the CompletionSlot; last, so that it lands last
 const (
 	recordBytes   = 64
 	recordVersion = 0x01424c53
@@ -75,12 +75,12 @@ func (w *rawRecord) completion() Completion {
 
 // Reasons why a record is rejected.
 var (
-	ErrRecord = errors.New("nixl: the record is incomplete or damaged") // version, check or length
-	ErrLate   = errors.New("nixl: the record's ticket has ended")       // an older sequence
-	ErrForged = errors.New("nixl: the record does not match its ticket")
+	ErrRecord = errors.New("nixl: the record is incomplete or damaged")              // version, check or length
+	ErrLate   = errors.New("nixl: the record's completion slot has a later request") // an older sequence
+	ErrForged = errors.New("nixl: the record does not match its completion slot")
 )
 
-// verify compares a record with the ticket of its slot.
+// verify compares a record with the CompletionSlot of its slot.
 func (w *rawRecord) verify(t CompletionSlot) error {
 	switch {
 	case uint32(w[0]) != recordVersion || w[6] != w.check():
@@ -102,7 +102,7 @@ func (w *rawRecord) load(slot *[8]atomic.Uint64) {
 	}
 }
 
-// Record returns the completion as the bytes to write to the ticket's slot.
+// Record returns the completion as the bytes to write to the slot.
 func (t CompletionSlot) Record(c Completion) [recordBytes]byte {
 	w := t.encode(c)
 	var b [recordBytes]byte

@@ -129,7 +129,7 @@ func boardTier(t *testing.T, search Search, command []string) (*AgentTier, *atom
 	return tier, &board
 }
 
-// With our own libnixl_capi: the agent, its board, and a ticket that outlives them.
+// With our own libnixl_capi: the agent, its board, and a completion slot that outlives them.
 func TestIsolatedRestarts(t *testing.T) {
 	lib := fakeLibrary(t)
 	tier, board := boardTier(t, Search{Path: lib}, isolateCommand(t))
@@ -139,7 +139,7 @@ func TestIsolatedRestarts(t *testing.T) {
 	testRestarts(t, tier, soakCount(20, 1000), func(*Agent) {
 		if older != nil { // of the process that is gone
 			if err := older.CompleteNotified(slot.Index, slot.Nonce, Completion{}); err != nil {
-				t.Errorf("a dead process's ticket cannot be ended: %v", err)
+				t.Errorf("a dead process's completion slot cannot be ended: %v", err)
 			}
 			older.Release(slot)
 		}

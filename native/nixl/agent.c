@@ -23,18 +23,18 @@ static void relax(void) {
 
 /* The longest wait on the library's descriptors while something is outstanding, and the
  * longest sleep if there are none and only this thread makes the library's progress. */
-#define MOST_PATIENCE_NS 1000000u
-/* After BARREN_SPIN wake-ups in a row by a descriptor without any finding, the thread polls
- * at its interval again; after BARREN_MOST it no longer waits on the descriptors. */
-#define BARREN_SPIN 64u
-#define BARREN_MOST 20000u
+#define MAX_WAIT_NS 1000000u
+/* After SPURIOUS_BACKOFF wake-ups in a row by a descriptor without any finding, the thread polls
+ * at its interval again; after SPURIOUS_MAX it no longer waits on the descriptors. */
+#define SPURIOUS_BACKOFF 64u
+#define SPURIOUS_MAX 20000u
 
 /* Waits for ns, for one of the library's descriptors, or for fd if it is not negative. */
 static void wait_for(struct agent *a, int fd, uint64_t ns) {
   struct pollfd p[MAX_ARRIVALS + 1];
   nfds_t n = 0;
   struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-  if (a->barren >= BARREN_SPIN) {
+  if (a->spurious >= SPURIOUS_BACKOFF) {
     nanosleep(&(struct timespec){0, (long)(a->poll.busy_ns % 1000000000u)}, NULL);
   }
   for (; n < a->arrival_count; n++) {
@@ -52,13 +52,13 @@ static void wait_for(struct agent *a, int fd, uint64_t ns) {
     ready--;
   }
   if (ready <= 0) {
-    a->barren = 0;
+    a->spurious = 0;
     return;
   }
   a->woken = WOKEN_BY_ARRIVAL;
-  if (++a->barren > BARREN_MOST) {
+  if (++a->spurious > SPURIOUS_MAX) {
     arrivals_release(a);
-    a->barren = 0;
+    a->spurious = 0;
   }
 }
 
@@ -66,17 +66,17 @@ static void wait_for(struct agent *a, int fd, uint64_t ns) {
  * is unnecessary and the wait grows; if time ended the wait, as on a transport without
  * descriptors, the thread polls at its interval. */
 static void learn(struct agent *a) {
-  a->barren = 0;
+  a->spurious = 0;
   if (a->woken == WOKEN_BY_TIME) {
-    a->patience = a->poll.busy_ns;
-  } else if (a->woken == WOKEN_BY_ARRIVAL && a->patience < MOST_PATIENCE_NS) {
-    a->patience *= 2;
+    a->max_wait = a->poll.busy_ns;
+  } else if (a->woken == WOKEN_BY_ARRIVAL && a->max_wait < MAX_WAIT_NS) {
+    a->max_wait *= 2;
   }
 }
 
 /* Sleeps until a command or an arrival, at most for ns; if nothing is outstanding, also
  * until something is. */
-static void doze(struct agent *a, uint64_t ns, int outstanding) {
+static void sleep_until_work(struct agent *a, uint64_t ns, int outstanding) {
   __atomic_store_n(&a->rings.shared->asleep, 1, __ATOMIC_SEQ_CST);
   int work = rings_command_waits(&a->rings) ||
              (!outstanding && __atomic_load_n(&a->rings.shared->outstanding, __ATOMIC_SEQ_CST) != 0);
@@ -88,9 +88,9 @@ static void doze(struct agent *a, uint64_t ns, int outstanding) {
 
 /* Sleeps while something is outstanding. A short sleep does not wait for commands: a
  * command is found at most busy_ns later, and its producer makes no system call. */
-static void nap(struct agent *a) {
-  if (a->arrival_count > 0 && a->patience > a->poll.busy_ns) {
-    doze(a, a->patience, 1);
+static void sleep_briefly(struct agent *a) {
+  if (a->arrival_count > 0 && a->max_wait > a->poll.busy_ns) {
+    sleep_until_work(a, a->max_wait, 1);
   } else {
     wait_for(a, -1, a->poll.busy_ns);
   }
@@ -145,12 +145,12 @@ static void *agent_main(void *p) {
       if (a->live > 0 && a->rings.now - last < a->poll.spin_ns) { /* a transfer is often this short */
         relax();
       } else {
-        nap(a);
+        sleep_briefly(a);
       }
       continue;
     }
-    uint64_t most = a->own_progress && a->arrival_count == 0 && a->poll.idle_ns > MOST_PATIENCE_NS ? MOST_PATIENCE_NS : a->poll.idle_ns;
-    doze(a, idle, 0);
+    uint64_t most = a->own_progress && a->arrival_count == 0 && a->poll.idle_ns > MAX_WAIT_NS ? MAX_WAIT_NS : a->poll.idle_ns;
+    sleep_until_work(a, idle, 0);
     idle = idle * 2 > most ? most : idle * 2;
   }
   struct sluice_shared *shared = a->rings.shared;
@@ -199,7 +199,7 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
     return ENOMEM;
   }
   a->poll = *poll;
-  a->patience = poll->busy_ns;
+  a->max_wait = poll->busy_ns;
   a->api = api;
   a->wake_fd = wake_fd;
   rings_init(&a->rings, shared, cmd_capacity, evt_capacity, spill, event_fd);

@@ -69,8 +69,8 @@ struct agent {
   int arrivals[MAX_ARRIVALS]; /* copies of the library's descriptors that become readable on arrivals */
   uint32_t arrival_count;
   enum { WOKEN, WOKEN_BY_TIME, WOKEN_BY_ARRIVAL } woken; /* what ended the last sleep */
-  uint32_t barren;   /* consecutive wake-ups by a descriptor after which nothing was found */
-  uint64_t patience; /* ns: longest wait on the descriptors while something is outstanding */
+  uint32_t spurious; /* consecutive wake-ups by a descriptor after which nothing was found */
+  uint64_t max_wait; /* ns: longest wait on the descriptors while something is outstanding */
 };
 
 /* calls.c */

@@ -55,12 +55,12 @@ func StartAgent(shared unsafe.Pointer, commands, events, spill uint32, wakeFD, e
 func Layout() map[string]uintptr {
 	var r C.struct_sluice_record
 	return map[string]uintptr{
-		"record":          unsafe.Sizeof(r),
-		"record.sequence": unsafe.Offsetof(r.sequence),
-		"ticket":          unsafe.Sizeof(C.struct_sluice_ticket{}),
-		"ticket.request":  unsafe.Offsetof(C.struct_sluice_ticket{}.request),
-		"board":           unsafe.Sizeof(C.struct_sluice_board{}),
-		"transfer":        unsafe.Sizeof(C.struct_sluice_transfer{}),
-		"desc":            unsafe.Sizeof(C.struct_sluice_desc{}),
+		"record":            unsafe.Sizeof(r),
+		"record.sequence":   unsafe.Offsetof(r.sequence),
+		"slot_cell":         unsafe.Sizeof(C.struct_sluice_slot_cell{}),
+		"slot_cell.request": unsafe.Offsetof(C.struct_sluice_slot_cell{}.request),
+		"board":             unsafe.Sizeof(C.struct_sluice_board{}),
+		"transfer":          unsafe.Sizeof(C.struct_sluice_transfer{}),
+		"desc":              unsafe.Sizeof(C.struct_sluice_desc{}),
 	}
 }

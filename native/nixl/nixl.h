@@ -34,14 +34,14 @@ struct sluice_transfer {
 };
 
 /* The control block of a completion board, in memory that is not registered with
- * NIXL: this struct, one sluice_ticket per slot, one bit per slot in 64-bit words.
+ * NIXL: this struct, one sluice_slot_cell per slot, one bit per slot in 64-bit words.
  * A set bit makes the thread check the slot; the thread clears the bit when it
  * reports the slot. */
 struct sluice_board {
   uint64_t words; /* words of the bit set that were ever used */
   uint64_t pad[7];
 };
-struct sluice_ticket {
+struct sluice_slot_cell {
   uint64_t sequence; /* stored last, and loaded first */
   uint64_t nonce;
   uint64_t request;

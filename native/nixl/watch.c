@@ -85,11 +85,11 @@ int notifs_poll(struct agent *a) {
   return notifs_drain(a);
 }
 
-/* Reports whether a record is complete and matches the ticket, and copies it to words. A
+/* Reports whether a record is complete and matches the cell of its slot, and copies it to words. A
  * torn write is checked again in the next iteration; a foreign one is counted once for
  * each sequence. The copy that was compared is what is reported, because any writer may
  * overwrite the slot at any time. */
-static int record_matches(const struct sluice_record *r, const struct sluice_ticket *t, uint64_t words[8]) {
+static int record_matches(const struct sluice_record *r, const struct sluice_slot_cell *t, uint64_t words[8]) {
   const uint64_t *w = (const uint64_t *)(const void *)r;
   uint64_t want = __atomic_load_n(&t->sequence, __ATOMIC_ACQUIRE), check = 0;
   words[7] = __atomic_load_n(&w[7], __ATOMIC_ACQUIRE);
@@ -108,8 +108,8 @@ int boards_sweep(struct agent *a) {
   int did = 0;
   for (uint32_t b = 0; b < a->board_count; b++) {
     struct board *bd = &a->boards[b];
-    struct sluice_ticket *tickets = (struct sluice_ticket *)(bd->control + 1);
-    uint64_t *bits = (uint64_t *)(tickets + bd->count);
+    struct sluice_slot_cell *cells = (struct sluice_slot_cell *)(bd->control + 1);
+    uint64_t *bits = (uint64_t *)(cells + bd->count);
     uint64_t words = __atomic_load_n(&bd->control->words, __ATOMIC_ACQUIRE);
     if (words > (bd->count + 63) / 64) {
       words = (bd->count + 63) / 64;
@@ -125,7 +125,7 @@ int boards_sweep(struct agent *a) {
         if (slot >= bd->count) {
           break;
         }
-        struct sluice_ticket *t = &tickets[slot];
+        struct sluice_slot_cell *t = &cells[slot];
         if (!record_matches(&bd->slots[slot], t, record)) {
           if (record[7] != 0 && record[7] != t->last_bad) {
             t->last_bad = record[7];

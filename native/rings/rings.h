@@ -35,7 +35,7 @@ enum sluice_event {
   SLUICE_EV_DONE = 1, /* the answer to token: status, handle, args, payload */
   SLUICE_EV_NOTIF,    /* a notification: the payload is the sender (aux bytes), then the message */
   SLUICE_EV_PEER_DOWN,/* handle: a peer that rejected a send or a transfer */
-  SLUICE_EV_BOARD     /* handle: slot, arg0: board; payload: the record that matches the slot's ticket, as it was compared */
+  SLUICE_EV_BOARD     /* handle: slot, arg0: board; payload: the record that matches the slot's cell, as it was compared */
 };
 
 /* Statuses: NIXL's own from 0 downwards, Sluice's from -100. */
@@ -106,7 +106,7 @@ struct sluice_shared {
   uint64_t busy_since; /* CLOCK_MONOTONIC ns at which the driver entered the library; 0 outside it */
   uint64_t busy_op;
   uint64_t beats;      /* iterations of the driver's loop */
-  uint64_t foreign;    /* records on boards that match no ticket */
+  uint64_t foreign;    /* records on boards that match no cell */
   uint64_t unread;     /* notifications dropped: too long, or from a sender without a name */
   uint64_t signals;    /* restored handlers, as sluice_signals_restore returns them */
   uint64_t gone;       /* 1 once the driver has ended and touches nothing of the caller's */

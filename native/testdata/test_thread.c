@@ -79,7 +79,7 @@ static void a_hang(struct rig *r, uint64_t peer) {
 
 struct boards {
   struct sluice_board control;
-  struct sluice_ticket tickets[128];
+  struct sluice_slot_cell cells[128];
   uint64_t bits[2];
 };
 
@@ -96,9 +96,9 @@ static void put(struct sluice_record *slot, struct sluice_record rec) {
 }
 
 static void lend(struct boards *on, uint32_t slot, uint64_t sequence, uint64_t nonce) {
-  __atomic_store_n(&on->tickets[slot].nonce, nonce, __ATOMIC_RELAXED);
-  __atomic_store_n(&on->tickets[slot].request, 42, __ATOMIC_RELAXED);
-  __atomic_store_n(&on->tickets[slot].sequence, sequence, __ATOMIC_RELEASE);
+  __atomic_store_n(&on->cells[slot].nonce, nonce, __ATOMIC_RELAXED);
+  __atomic_store_n(&on->cells[slot].request, 42, __ATOMIC_RELAXED);
+  __atomic_store_n(&on->cells[slot].sequence, sequence, __ATOMIC_RELEASE);
   __atomic_store_n(&on->control.words, 2, __ATOMIC_RELEASE);
   __atomic_fetch_or(&on->bits[slot / 64], (uint64_t)1 << (slot % 64), __ATOMIC_SEQ_CST);
 }

@@ -67,7 +67,7 @@ func (t *Transfer) AcquireSlot(timeout time.Duration) {
 }
 
 // AppendSlot appends the JSON object that describes the slot to the decode engine's connector,
-// as hand_out of report.py reads it. It appends nothing when no slot was acquired.
+// as slot_of of report.py reads it. It appends nothing when no slot was acquired.
 func (t *Transfer) AppendSlot(dst []byte) []byte {
 	if t == nil || t.board == nil {
 		return dst

@@ -131,9 +131,9 @@ func TestRealUCXForgers(t *testing.T) {
 	wait.AcquireSlot(time.Minute)
 	rec := nixl.CompletionSlot{Index: wait.slot.Index, Sequence: wait.slot.Sequence, Nonce: wait.slot.Nonce + 1, Request: wait.slot.Request}.Record(nixl.Completion{Request: wait.slot.Request, Status: 1})
 	insider(fmt.Sprintf("SLB1%c\x00\x00\x00%s", wait.slot.Index, rec[:]))
-	testwait.Until(t, "the guessed ticket is counted", func() bool { return w.Reports()["refused"] == 1 })
+	testwait.Until(t, "the guessed completion slot is counted", func() bool { return w.Reports()["refused"] == 1 })
 	insider(string(line("recv", "failed", "mine", 1, 1))) // names no slot although the request has one
-	testwait.Until(t, "the line without a ticket is counted", func() bool { return w.Reports()["refused"] == 2 })
+	testwait.Until(t, "the line without a completion slot is counted", func() bool { return w.Reports()["refused"] == 2 })
 	if wait.LostReason() != "" {
 		t.Errorf("a forged report was believed: %s", wait.LostReason())
 	}

@@ -123,7 +123,7 @@ func TestOverZMQ(t *testing.T) {
 	wait = w.Open("b", time.Now())
 	wait.AcquireSlot(time.Minute)
 	if completionSlot := string(wait.AppendSlot([]byte("x"))); !strings.HasPrefix(completionSlot, `x{"slot":`) || !strings.HasSuffix(completionSlot, fmt.Sprintf(`","board":%d}`, w.messageBoard.ID())) {
-		t.Errorf("ticket %s", completionSlot)
+		t.Errorf("completion slot %s", completionSlot)
 	}
 	rec := wait.slot.Record(nixl.Completion{Request: wait.slot.Request, Bytes: 7, Duration: time.Millisecond})
 	k := wait.slot.Index
@@ -271,7 +271,7 @@ func TestCloseOnReport(t *testing.T) {
 		}
 	}
 	if n := w.Reports()["refused"]; n != 1 {
-		t.Errorf("%d refused, want the line without a ticket", n)
+		t.Errorf("%d refused, want the line without a completion slot", n)
 	}
 	if o := w.Outcomes(); o["done"] != 1 || o["unknown"] != 2 || w.Pending() != 0 || w.lingering.Load() != 0 {
 		t.Errorf("%v, %d open, %d linger", o, w.Pending(), w.lingering.Load())

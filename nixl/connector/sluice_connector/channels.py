@@ -7,7 +7,7 @@ import uuid
 from typing import Optional
 
 from .endpoint import Nixl, Ucx
-from .report import RECORD_BYTES, Ticket, message
+from .report import RECORD_BYTES, CompletionSlot, message
 
 
 class Dead(Exception):
@@ -47,8 +47,8 @@ class ZmqChannel:
         except self._zmq.ZMQError as e:
             raise Dead(str(e)) from e
 
-    def record(self, ticket: Ticket, record: bytes) -> bool:
-        return self.send(message(ticket, record))
+    def record(self, slot: CompletionSlot, record: bytes) -> bool:
+        return self.send(message(slot, record))
 
     def idle(self) -> float:
         return 60.0  # ZMQ has a thread for what is left to do
@@ -97,11 +97,11 @@ class NixlChannel:
         self._until, self._settle = time.monotonic() + self._settle, self.SETTLE
         return True
 
-    def record(self, ticket: Ticket, record: bytes) -> bool:
-        if self._board is None or ticket.slot >= self._board.slots or ticket.board != self._board.id:
-            return self.send(message(ticket, record))
+    def record(self, slot: CompletionSlot, record: bytes) -> bool:
+        if self._board is None or slot.index >= self._board.slots or slot.board != self._board.id:
+            return self.send(message(slot, record))
         ctypes.memmove(self._from, record, RECORD_BYTES)
-        agent, to = self._agent, self._board.address + ticket.slot * RECORD_BYTES
+        agent, to = self._agent, self._board.address + slot.index * RECORD_BYTES
         try:
             handle = agent.initialize_xfer(
                 "WRITE", agent.get_xfer_descs([(self._from, RECORD_BYTES, 0)], "DRAM"), agent.get_xfer_descs([(to, RECORD_BYTES, 0)], "DRAM"), self._peer
@@ -158,8 +158,8 @@ class UcxChannel:
             raise Dead(str(e)) from e
         return True
 
-    def record(self, ticket: Ticket, record: bytes) -> bool:
-        return self.send(message(ticket, record))
+    def record(self, slot: CompletionSlot, record: bytes) -> bool:
+        return self.send(message(slot, record))
 
     def idle(self) -> float:
         try:

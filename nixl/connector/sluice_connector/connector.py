@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector classes that vLLM loads: its own, with a Watch beside the worker.
 
-On the scheduler's side the tickets that the router handed out (kv_transfer_params'
+On the scheduler's side the completion slots in requests (kv_transfer_params'
 member ``sluice``) are put on the metadata that goes to the workers; on a
 worker's side each poll's results are passed to the reporter. Everything of Sluice's
 is caught here: an error costs the report, never the request.
@@ -16,15 +16,15 @@ except ImportError:  # before vLLM 0.20 it was one module
 
 from .handles import Handles
 from .log import logger
-from .report import Origin, hand_out
+from .report import Origin, slot_of
 from .reporter import Reporter
 from .settings import read
 from .watch import Watch
 
-_TICKETS = "_sluice_tickets"  # on the connector's metadata, which is pickled with it
+_SLOTS = "_sluice_slots"  # on the connector's metadata, which is pickled with it
 
 
-class _Told:
+class _Reporting:
     """Mixed in before vLLM's connector."""
 
     def __init__(self, vllm_config, role, kv_cache_config=None):
@@ -34,7 +34,7 @@ class _Told:
             super().__init__(vllm_config, role, kv_cache_config)
         self._sluice = None  # the Watch of a worker
         self._sluice_reporter = None
-        self._sluice_tickets = {}
+        self._sluice_slots = {}
         self._sluice_handles = Handles()
         try:
             self._sluice_start(vllm_config, role)
@@ -65,19 +65,19 @@ class _Told:
     def update_state_after_alloc(self, request, *args, **kwargs):
         params = getattr(request, "kv_transfer_params", None)
         if params and params.get("sluice") is not None:
-            ticket = hand_out(params)
-            if ticket is not None and len(self._sluice_tickets) < 65536:
-                self._sluice_tickets[request.request_id] = ticket
+            slot = slot_of(params)
+            if slot is not None and len(self._sluice_slots) < 65536:
+                self._sluice_slots[request.request_id] = slot
         if params:
             self._sluice_handles.allocated(params)
         return super().update_state_after_alloc(request, *args, **kwargs)
 
     def build_connector_meta(self, *args, **kwargs):
         meta = super().build_connector_meta(*args, **kwargs)
-        if self._sluice_tickets:
-            tickets, self._sluice_tickets = self._sluice_tickets, {}
+        if self._sluice_slots:
+            slots, self._sluice_slots = self._sluice_slots, {}
             try:
-                setattr(meta, _TICKETS, tickets)
+                setattr(meta, _SLOTS, slots)
             except AttributeError:
                 pass  # a class with slots of its own: reports go without ours
         return meta
@@ -86,9 +86,9 @@ class _Told:
 
     def start_load_kv(self, *args, **kwargs):
         if self._sluice is not None:
-            tickets = getattr(getattr(self, "_connector_metadata", None), _TICKETS, None)
-            if tickets:
-                self._sluice.expect(tickets)
+            slots = getattr(getattr(self, "_connector_metadata", None), _SLOTS, None)
+            if slots:
+                self._sluice.expect(slots)
         return super().start_load_kv(*args, **kwargs)
 
     def get_finished(self, *args, **kwargs):
@@ -98,10 +98,10 @@ class _Told:
         overdue = watch.overdue()
         sent, received = super().get_finished(*args, **kwargs)
         if sent or received:
-            self._sluice_tell(sent or (), received or (), None, overdue)
+            self._sluice_report(sent or (), received or (), None, overdue)
         return sent, received
 
-    def _sluice_tell(self, *args):
+    def _sluice_report(self, *args):
         try:
             self._sluice.ended(*args)
         except Exception as e:
@@ -124,10 +124,10 @@ def _once(base, name):
     return request_finished
 
 
-def _told(base):
+def _reporting(base):
     """vLLM's class with ours mixed in, under vLLM's name for it."""
     members = {"__module__": __name__, "__doc__": base.__doc__}
-    if "Push" not in base.__name__:  # there decode asks prefill, and tells it nothing else
+    if "Push" not in base.__name__:  # there decode requests blocks from prefill, and sends it nothing else
         for name in ("request_finished", "request_finished_all_groups"):
             if hasattr(base, name):
                 members[name] = _once(base, name)
@@ -138,15 +138,15 @@ def _told(base):
             if self._sluice is not None:
                 sent, received = results.finished_sending, results.finished_recving
                 if sent or received:
-                    self._sluice_tell(sent or (), received or (), results.failed_recving or ())
+                    self._sluice_report(sent or (), received or (), results.failed_recving or ())
             return results
 
         members["get_transfer_results"] = get_transfer_results
-    cls = type(base.__name__, (_Told, base), members)
+    cls = type(base.__name__, (_Reporting, base), members)
     return cls
 
 
-NixlPullConnector = _told(getattr(stock, "NixlPullConnector", stock.NixlConnector))
+NixlPullConnector = _reporting(getattr(stock, "NixlPullConnector", stock.NixlConnector))
 NixlConnector = NixlPullConnector
 if hasattr(stock, "NixlPushConnector"):
-    NixlPushConnector = _told(stock.NixlPushConnector)
+    NixlPushConnector = _reporting(stock.NixlPushConnector)

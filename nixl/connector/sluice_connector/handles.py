@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a decode engine from telling prefill twice that a request's blocks can go.
+"""Keeps a decode engine from notifying prefill twice that a request's blocks may be freed.
 
 From 0.21 on vLLM's API server reports a request to the core as rejected when it
 ends without an answer, so that the connector frees the blocks on prefill. It does
@@ -19,15 +19,15 @@ class Handles:
     the scheduler's thread."""
 
     def __init__(self):
-        self._told = collections.OrderedDict()
+        self._reported = collections.OrderedDict()
 
     def allocated(self, params) -> None:
-        """A request with these kv_transfer_params has its blocks: what reads them tells."""
+        """A request with these kv_transfer_params has its blocks: what reads them notifies prefill."""
         self._first(params)
 
     def finished(self, params) -> None:
         """A request with these kv_transfer_params is about to finish. Where it never had
-        blocks vLLM tells prefill of it now, unless its do_remote_prefill is taken back."""
+        blocks vLLM notifies prefill now, unless its do_remote_prefill is reset."""
         if params and params.get("do_remote_prefill") and not self._first(params):
             params["do_remote_prefill"] = False
 
@@ -36,9 +36,9 @@ class Handles:
         if not params or not params.get("do_remote_prefill") or not params.get("remote_request_id"):
             return True
         handle = (params.get("remote_engine_id"), params["remote_request_id"])
-        if handle in self._told:
+        if handle in self._reported:
             return False
-        self._told[handle] = None
-        if len(self._told) > MOST:
-            self._told.popitem(last=False)
+        self._reported[handle] = None
+        if len(self._reported) > MOST:
+            self._reported.popitem(last=False)
         return True

@@ -10,7 +10,7 @@ ten fields separated by single spaces, the same over NIXL, UCX and ZMQ::
              sent     every reader of a prefill engine's blocks is done; they are free
              expired  nobody read them before the lease ended; they are free
     STATUS   ok or failed
-    SLOT     of the router's completion board, or - where no ticket was handed out
+    SLOT     of the router's completion board, or - without one
     NONCE    16 hexadecimal digits that came with it, or -
     BYTES    moved, 0 where the engine does not say
     MICROS   the transfer took, likewise
@@ -18,7 +18,7 @@ ten fields separated by single spaces, the same over NIXL, UCX and ZMQ::
     WORKER   the name given to this engine in its configuration, else its engine id
     REQUEST  the engine's own id of the request, which holds the X-Request-Id it came with
 
-A request that the router lent a slot of its completion board, and that one
+A request that has a slot of the router's completion board, and that one
 process alone receives, is reported by a record of 64 bytes instead (nixl/record.go):
 written into the slot over NIXL, or behind "SLB1" and the slot's number elsewhere.
 """
@@ -33,10 +33,10 @@ RECV, SENT, EXPIRED = "recv", "sent", "expired"
 OK, FAILED = "ok", "failed"
 
 
-class Ticket(NamedTuple):
-    """A slot that the router lent to one request."""
+class CompletionSlot(NamedTuple):
+    """A slot of the completion board that the router assigned to one request."""
 
-    slot: int
+    index: int
     sequence: int
     nonce: int
     request: int
@@ -49,7 +49,7 @@ class Report(NamedTuple):
     status: str = OK
     bytes: int = 0
     micros: int = 0
-    ticket: Optional[Ticket] = None
+    slot: Optional[CompletionSlot] = None
 
 
 class Origin(NamedTuple):
@@ -68,9 +68,9 @@ def encode(report: Report, origin: Origin) -> bytes:
     worker = origin.worker or "-"
     if any(c.isspace() for c in worker):
         raise ValueError(f"worker name {worker!r} has white space")
-    ticket = report.ticket
-    slot = "-" if ticket is None else str(ticket.slot)
-    nonce = "-" if ticket is None else format(ticket.nonce, "016x")
+    s = report.slot
+    slot = "-" if s is None else str(s.index)
+    nonce = "-" if s is None else format(s.nonce, "016x")
     line = (
         f"{VERSION} {report.event} {report.status} {slot} {nonce} {report.bytes} {report.micros} "
         f"{origin.dp_rank}/{origin.tp_rank}/{origin.tp_size} {worker} {report.request}"
@@ -86,7 +86,7 @@ RECORD_BYTES = 64
 
 def record(report: Report, origin: Origin) -> Optional[bytes]:
     """The board's record of a report, None where its line is what must be sent."""
-    t = report.ticket
+    t = report.slot
     if t is None or origin.tp_size != 1:
         return None
     head = RECORD_VERSION | (0 if report.status == OK else 1) << 32
@@ -96,13 +96,13 @@ def record(report: Report, origin: Origin) -> Optional[bytes]:
     return struct.pack("<8Q", *words)
 
 
-def message(ticket: Ticket, its_record: bytes) -> bytes:
+def message(slot: CompletionSlot, its_record: bytes) -> bytes:
     """A record as a message."""
-    return b"SLB1" + struct.pack("<I", ticket.slot) + its_record
+    return b"SLB1" + struct.pack("<I", slot.index) + its_record
 
 
-def hand_out(params) -> Optional[Ticket]:
-    """The ticket that the router put into kv_transfer_params, if any.
+def slot_of(params) -> Optional[CompletionSlot]:
+    """The slot that the router put into kv_transfer_params, if any.
 
     It is the member ``sluice``: ``{"slot": 17, "sequence": "5", "nonce":
     "00c0ffee00c0ffee", "request": "1f", "board": 2}``, those in quotes hexadecimal. Whatever
@@ -110,9 +110,9 @@ def hand_out(params) -> Optional[Ticket]:
     """
     try:
         given = params["sluice"]
-        t = Ticket(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16), int(given.get("board", 0)))
+        t = CompletionSlot(int(given["slot"]), int(given["sequence"], 16), int(given["nonce"], 16), int(given["request"], 16), int(given.get("board", 0)))
     except (KeyError, TypeError, ValueError, ArithmeticError):  # JSON's 1e999 is infinity here, which is not an integer
         return None
-    if not 0 <= t.slot < 1 << 20 or any(not 0 <= n < 1 << 64 for n in t[1:]):
+    if not 0 <= t.index < 1 << 20 or any(not 0 <= n < 1 << 64 for n in t[1:]):
         return None
     return t

@@ -32,7 +32,7 @@ class Reporter:
         self._asked = 0.0
         self._pause = FIRST_PAUSE
         self._not_before = 0.0
-        self._said = None
+        self._last_logged = None
         self.sent = self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="sluice-reporter", daemon=True)
         self._thread.start()
@@ -94,7 +94,7 @@ class Reporter:
             self._say("report", f"a report was not sent: {e}")
             return
         try:
-            if self._channel.send(line) if record is None else self._channel.record(report.ticket, record):
+            if self._channel.send(line) if record is None else self._channel.record(report.slot, record):
                 self.sent += 1
                 return
             why = "the router takes nothing"
@@ -161,6 +161,6 @@ class Reporter:
 
     def _say(self, what: str, message: str, level: int = logging.WARNING) -> None:
         """A log line, once for each change."""
-        if self._said != (what, message):
-            self._said = (what, message)
+        if self._last_logged != (what, message):
+            self._last_logged = (what, message)
             logger.log(level, "sluice: %s", message)

@@ -29,21 +29,21 @@ class Watch:
         self._failed = set()
         self._expired = set()
         self._moved = {}  # request -> [bytes, micros]
-        self._tickets = {}  # request -> Ticket
+        self._slots = {}  # request -> CompletionSlot
         self._telemetry = {}  # id(handle) -> telemetry, during one poll
         self._exact_expiry = False
-        self._said = set()
+        self._warned = set()
         for install in (self._watch_failures, self._watch_expiry, self._watch_telemetry):
             try:
                 install()
             except Exception as e:
                 logger.warning("sluice: this vLLM is not fully known (%s): %s", install.__name__, e)
 
-    def expect(self, tickets: dict) -> None:
-        """Tickets of requests that are about to come."""
-        self._tickets.update(tickets)
-        while len(self._tickets) > 65536:  # requests that never came
-            self._tickets.pop(next(iter(self._tickets)))
+    def expect(self, slots: dict) -> None:
+        """Completion slots of requests that are about to come."""
+        self._slots.update(slots)
+        while len(self._slots) > 65536:  # requests that never came
+            self._slots.pop(next(iter(self._slots)))
 
     def overdue(self) -> set:
         """Requests whose lease is over, for releases that do not say so later."""
@@ -65,7 +65,7 @@ class Watch:
         for request in received:
             status = FAILED if request in failures else OK
             moved = self._moved.pop(request, (0, 0))
-            self._put(Report(RECV, request, status, moved[0], moved[1], self._tickets.pop(request, None)))
+            self._put(Report(RECV, request, status, moved[0], moved[1], self._slots.pop(request, None)))
         for request in sent:
             self._moved.pop(request, None)  # of a push, which prefill makes and decode tells of
             expired = request in self._expired or request in overdue
@@ -131,8 +131,8 @@ class Watch:
 
     def _stumbled(self, over: str, e: Exception) -> None:
         """A log line, once for each kind: this is the engine's own loop."""
-        if over not in self._said:
-            self._said.add(over)
+        if over not in self._warned:
+            self._warned.add(over)
             logger.warning("sluice: this vLLM is not fully known: %s cannot be read: %r", over, e)
 
     def _count(self, request, telemetry) -> None:

@@ -47,15 +47,15 @@ class HandlesTest(unittest.TestCase):
         self.handles.finished(params)
         return params["do_remote_prefill"]
 
-    def test_a_request_that_never_had_blocks_is_told_of_once(self):
+    def test_a_request_that_never_had_blocks_is_reported_once(self):
         self.assertTrue(self.tells(self.params()))
         self.assertFalse(self.tells(self.params()))
 
-    def test_a_rejection_behind_a_read_is_not_told(self):
+    def test_a_rejection_behind_a_read_is_not_reported(self):
         self.handles.allocated(self.params())
         self.assertFalse(self.tells(self.params()))
 
-    def test_others_are_told(self):
+    def test_others_are_reported(self):
         self.handles.allocated(self.params())
         for other in (self.params("s"), self.params("r", "f")):
             self.assertTrue(self.tells(other))
@@ -71,7 +71,7 @@ class HandlesTest(unittest.TestCase):
         with unittest.mock.patch.object(handles, "MOST", 3):
             for i in range(10):
                 self.handles.allocated(self.params(str(i)))
-        self.assertEqual(len(self.handles._told), 3)
+        self.assertEqual(len(self.handles._reported), 3)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import tempfile
 import unittest
 
 from sluice_connector import endpoint, settings
-from sluice_connector.report import EXPIRED, FAILED, MAX_BYTES, RECV, Origin, Report, Ticket, encode, hand_out, message, record
+from sluice_connector.report import EXPIRED, FAILED, MAX_BYTES, RECV, CompletionSlot, Origin, Report, encode, message, record, slot_of
 
 ORIGIN = Origin("d0", 1, 0, 2)
 
 
 class ReportTest(unittest.TestCase):
     def test_line(self):
-        line = encode(Report(RECV, "chatcmpl-r1-0f0f0f0f", FAILED, 1048576, 8123, Ticket(17, 5, 0xC0FFEE, 31)), ORIGIN)
+        line = encode(Report(RECV, "chatcmpl-r1-0f0f0f0f", FAILED, 1048576, 8123, CompletionSlot(17, 5, 0xC0FFEE, 31)), ORIGIN)
         self.assertEqual(line, b"SLUICE1 recv failed 17 0000000000c0ffee 1048576 8123 1/0/2 d0 chatcmpl-r1-0f0f0f0f")
 
     def test_line_without_slot(self):
@@ -26,25 +26,25 @@ class ReportTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             encode(Report(RECV, "r"), Origin("two words"))
 
-    def test_tickets(self):
+    def test_completion_slots(self):
         good = {"slot": 3, "sequence": "5", "nonce": "ff", "request": "1f"}
-        self.assertEqual(hand_out({"sluice": good}), Ticket(3, 5, 255, 31))
+        self.assertEqual(slot_of({"sluice": good}), CompletionSlot(3, 5, 255, 31))
         for bad in (None, {}, {"sluice": None}, {"sluice": "x"}, {"sluice": {**good, "slot": -1}}, {"sluice": {"slot": 1}},
                     {"sluice": {**good, "nonce": "zz"}}, {"sluice": {**good, "nonce": "1" * 17}}, {"sluice": {**good, "slot": 1 << 20}},
                     json.loads('{"sluice": {"slot": 1e999, "sequence": "5", "nonce": "ff", "request": "1f"}}'), {"sluice": {**good, "board": float("-inf")}}):
-            self.assertIsNone(hand_out(bad), bad)
+            self.assertIsNone(slot_of(bad), bad)
 
     def test_record(self):
-        ticket = Ticket(17, 5, 0x1122334455667788, 31)
-        got = record(Report(RECV, "r", FAILED, 4096, 250, ticket), Origin("d", 3))
+        slot = CompletionSlot(17, 5, 0x1122334455667788, 31)
+        got = record(Report(RECV, "r", FAILED, 4096, 250, slot), Origin("d", 3))
         words = struct.unpack("<8Q", got)
         self.assertEqual(words[:6] + words[7:], (0x101424C53, 0x1122334455667788, 31, 4096, 250, 3 << 32, 5))
         check = 0
         for word in words:
             check ^= word
         self.assertEqual(check, 0)
-        self.assertEqual(message(ticket, got)[:8], b"SLB1\x11\0\0\0")
-        self.assertIsNone(record(Report(RECV, "r", ticket=ticket), ORIGIN), "two processes tell of it, a slot holds one record")
+        self.assertEqual(message(slot, got)[:8], b"SLB1\x11\0\0\0")
+        self.assertIsNone(record(Report(RECV, "r", slot=slot), ORIGIN), "two processes tell of it, a slot holds one record")
         self.assertIsNone(record(Report(RECV, "r"), Origin("d")))
 
 

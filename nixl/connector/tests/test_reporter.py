@@ -16,7 +16,7 @@ import uuid
 
 import zmq
 
-from sluice_connector.report import FAILED, RECV, SENT, Origin, Report, Ticket, record
+from sluice_connector.report import FAILED, RECV, SENT, CompletionSlot, Origin, Report, record
 from sluice_connector.reporter import QUEUE, Reporter
 from sluice_connector.settings import Settings
 
@@ -238,7 +238,7 @@ class ReporterTest(unittest.TestCase):
             "board": {"address": address, "slots": 64, "slot_bytes": 64, "device": 0}}})
         self.addCleanup(router.close)
         reporter = self.start(Settings(router=router.url))
-        reports = [Report(RECV, "r", FAILED, 4096, 250, Ticket(slot, slot + 1, 99, slot)) for slot in range(64)]
+        reports = [Report(RECV, "r", FAILED, 4096, 250, CompletionSlot(slot, slot + 1, 99, slot)) for slot in range(64)]
         for report in reports:
             reporter.put(report)
         want = b"".join(record(report, ORIGIN) for report in reports)

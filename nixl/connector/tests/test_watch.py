@@ -5,7 +5,7 @@ The worker here is a fake: a real one needs an engine, which scripts/ runs."""
 import time
 import unittest
 
-from sluice_connector.report import EXPIRED, FAILED, OK, RECV, SENT, Ticket
+from sluice_connector.report import EXPIRED, FAILED, OK, RECV, SENT, CompletionSlot
 from sluice_connector.watch import Watch
 
 
@@ -47,12 +47,12 @@ class WatchTest(unittest.TestCase):
         self.watch = Watch(self.worker, self.got.append)
 
     def test_bytes_time_and_slot_of_a_transfer(self):
-        ticket = Ticket(7, 1, 99, 3)
-        self.watch.expect({"r": ticket})
+        slot = CompletionSlot(7, 1, 99, 3)
+        self.watch.expect({"r": slot})
         self.worker._pop_done_transfers({"r": [object(), object()]})
         self.watch.ended((), {"r"})
         (report,) = self.got
-        self.assertEqual(report, (RECV, "r", OK, 8192, 90, ticket))
+        self.assertEqual(report, (RECV, "r", OK, 8192, 90, slot))
         self.watch.ended((), {"r"})
         self.assertEqual(self.got[1][3:], (0, 0, None), "nothing is left of the one before")
 
@@ -62,7 +62,7 @@ class WatchTest(unittest.TestCase):
         self.watch.ended((), {"c"}, {"c"})
         self.assertEqual({(t.request, t.status) for t in self.got}, {("a", FAILED), ("b", OK), ("c", FAILED)})
 
-    def test_expiry_is_told_apart(self):
+    def test_expiry_is_distinguished(self):
         self.worker._reqs_to_send = {"late": 0.0, "alive": time.perf_counter() + 100}
         done = {"read"}
         self.worker._reap_expired_send_leases(done)
@@ -111,12 +111,12 @@ class WatchTest(unittest.TestCase):
 
     def test_nothing_grows(self):
         for i in range(70_000):
-            self.watch.expect({f"r{i}": Ticket(1, 1, 1, 1)})
+            self.watch.expect({f"r{i}": CompletionSlot(1, 1, 1, 1)})
             self.worker._handle_failed_transfer(f"r{i}", None)
             self.worker._pop_done_transfers({f"r{i}": [self]})
             self.watch.ended({"s"}, ())
         self.assertLessEqual(len(self.watch._moved), 65536)
-        self.assertLessEqual(len(self.watch._tickets), 65536)
+        self.assertLessEqual(len(self.watch._slots), 65536)
         self.assertLessEqual(len(self.watch._failed), 4097)
 
 

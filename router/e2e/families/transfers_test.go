@@ -65,7 +65,7 @@ func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...co
 }
 
 // report sends a report about a request like an engine's connector. A decode engine includes the
-// ticket from its request body, if there was one.
+// completion slot from its request body, if there was one.
 func (r *transferReporter) report(event, status, id, body string) {
 	var sent struct {
 		Handle struct {
@@ -176,7 +176,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 			}
 			slot := strings.Contains(d.Bodies[0], `,"sluice":{"slot":`)
 			if slot == k.stock {
-				t.Errorf("a ticket: %v; decode's body %s", slot, d.Bodies[0])
+				t.Errorf("a completion slot: %v; decode's body %s", slot, d.Bodies[0])
 			}
 			if k.stock && !strings.Contains(d.Bodies[0], harness.GoodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.Bodies[0])

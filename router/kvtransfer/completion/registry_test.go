@@ -94,7 +94,7 @@ func TestNonceOfALine(t *testing.T) {
 	b.Open(&w, "r", time.Now(), nil)
 	b.HandleReport(reports("00000000000000aa"))
 	if w.Result().State != Pending || b.Refused() != 1 {
-		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
+		t.Errorf("no completion slot is out: %+v, refused %d", w.Result(), b.Refused())
 	}
 	w.SetNonce(0xc0ffee)
 	b.HandleReport(reports("0000000000c0ffef"))
@@ -127,7 +127,7 @@ func TestLineWithoutANonce(t *testing.T) {
 	open()
 	b.HandleReport([]byte(line("recv", "ok", "0/0/1", "r")))
 	if w.Result().State != Done || b.Refused() != 0 {
-		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
+		t.Errorf("no completion slot is out: %+v, refused %d", w.Result(), b.Refused())
 	}
 	w.SetNonce(0xc0ffee) // discards reports of a read that had not begun
 	if got := w.Result(); got != (Result{}) {

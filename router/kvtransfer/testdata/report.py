@@ -19,9 +19,9 @@ router, token, channel = sys.argv[1:4]
 reporter = Reporter(Settings(router=router, token=token, channel=channel), reports.Origin("d0"))
 for line in sys.stdin:
     event, status, size, micros, request, *params = line.split(" ", 5)
-    ticket = reports.hand_out(json.loads(params[0])) if params else None
+    slot = reports.slot_of(json.loads(params[0])) if params else None
     before = reporter.sent
-    reporter.put(reports.Report(event, request.strip(), status, int(size), int(micros), ticket))
+    reporter.put(reports.Report(event, request.strip(), status, int(size), int(micros), slot))
     end = time.monotonic() + 30
     while reporter.sent == before and time.monotonic() < end:
         time.sleep(0.002)
