@@ -137,12 +137,12 @@ func (p *preparedRequest) deadlinePassed() bool {
 }
 
 // prepare checks a request and writes the engine's body. Its error is a *FieldError for an
-// invalid field, a *modelDenied if pass does not permit the model, and errBudgetExhausted if
+// invalid field, a *modelDenied if principal does not permit the model, and errBudgetExhausted if
 // allocate has no memory for the request. The end of ctx ends the wait for a first worker.
-func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Principal, allocate allocator) (*preparedRequest, error) {
+func (e *Engine) prepare(ctx context.Context, body []byte, principal front.Principal, allocate allocator) (*preparedRequest, error) {
 	e.requests.Add(1)
 	p := &preparedRequest{r: new(request), began: time.Now()}
-	err := e.fill(ctx, p, body, pass, allocate)
+	err := e.fill(ctx, p, body, principal, allocate)
 	if err != nil {
 		p.mem.Release()
 		e.refused.Add(1)
@@ -154,12 +154,12 @@ func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Principal,
 	return p, nil
 }
 
-func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, pass front.Principal, allocate allocator) error {
+func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, principal front.Principal, allocate allocator) error {
 	r := p.r
 	if err := r.parse(body); err != nil {
 		return err
 	}
-	if err := allowsModels(pass, r); err != nil {
+	if err := allowsModels(principal, r); err != nil {
 		return err
 	}
 	if err := p.context.read(r.vals[fContext]); err != nil {
@@ -182,7 +182,7 @@ func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, pass
 		return err
 	}
 	var err error
-	if p.pool, err = e.awaitPool(ctx, p, pass); err != nil {
+	if p.pool, err = e.awaitPool(ctx, p, principal); err != nil {
 		return err
 	}
 	if maxTokens := p.pool.longestKnown; maxTokens > 0 && len(r.tokens) > maxTokens {
@@ -203,7 +203,7 @@ func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, pass
 // there is none. If every worker has reported its models and none serves this one, awaitPool
 // returns a FieldError. If some worker has not reported them, the Runner rejects the request,
 // whatever its body.
-func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.Principal) (modelPool, error) {
+func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, principal front.Principal) (modelPool, error) {
 	model := p.r.model
 	if lora := p.r.text(fLoRA); lora != "" {
 		if _, ok := e.opt.Fleet.View().Pool(lora); ok {
@@ -232,10 +232,10 @@ func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.P
 	}
 	view := e.opt.Fleet.View()
 	if !ok && view.AllModelsKnown() {
-		return found, unknownModel(p.r.model, front.AllowedModels(pass, view.Models))
+		return found, unknownModel(p.r.model, front.AllowedModels(principal, view.Models))
 	}
 	if lora := p.r.text(fLoRA); lora != "" && lora != model && found.dialect != native && view.AllModelsKnown() { // these engines select the adapter by the model's name
-		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(truncate(lora, 100)), Want: "an adapter that is served here: " + strings.Join(front.AllowedModels(pass, view.Models), ", ")}
+		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(truncate(lora, 100)), Want: "an adapter that is served here: " + strings.Join(front.AllowedModels(principal, view.Models), ", ")}
 	}
 	if !ok && !p.r.has(fMaxTokens) {
 		p.r.vals[fMaxTokens] = []byte("1") // so that the body can be written

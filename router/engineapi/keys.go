@@ -49,15 +49,15 @@ func (d *modelDenied) Error() string {
 
 // allowsModels checks that the key may use every model that the request names. It also checks
 // the adapter, which has a field of its own but which engines treat as a model.
-func allowsModels(pass front.Principal, r *request) error {
-	if pass == nil {
+func allowsModels(principal front.Principal, r *request) error {
+	if principal == nil {
 		return nil
 	}
-	if !pass.Allows(r.model) {
-		return &modelDenied{pass.Name(), r.model}
+	if !principal.Allows(r.model) {
+		return &modelDenied{principal.Name(), r.model}
 	}
-	if lora := r.text(fLoRA); lora != "" && !pass.Allows(lora) {
-		return &modelDenied{pass.Name(), lora}
+	if lora := r.text(fLoRA); lora != "" && !principal.Allows(lora) {
+		return &modelDenied{principal.Name(), lora}
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func (c *call) serve() {
 	fields := append(c.p.responseHeaders, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.InProcessRequest{
 		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: live.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, CheckFields: true, MediaHosts: live.MediaHosts, Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.principal, CheckFields: true, MediaHosts: live.MediaHosts, Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
 	})
 	var refused *front.FieldRefusal
 	if errors.As(err, &refused) {
@@ -181,14 +181,14 @@ func (c *call) relay() {
 	c.abort.setCallback(c.abortLeg)
 	c.startConverter(c.x.ResponseHeader)
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
-	var carry relay.Migration
+	var migration relay.Migration
 	if t := c.hooks.Transcript; t != nil {
 		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && sse.IsEventStream(c.resp.Header("Content-Type"))
 		c.idRecords = t.Records
-		carry = relay.Migration{Transcript: t, IncludeUsage: c.hooks.Usage, Next: c}
+		migration = relay.Migration{Transcript: t, IncludeUsage: c.hooks.Usage, Next: c}
 	}
 	res, over := relay.Start(c, c.resp, relay.Options{
-		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.Live().StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
+		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.Live().StreamIdle, Rewrite: c.hooks.Rewrite, Migration: migration,
 		Intervals: c.hooks.Intervals, DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
 	})
 	for !over {

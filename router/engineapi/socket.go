@@ -21,14 +21,14 @@ import (
 // the Runner serves.
 type call struct {
 	itemWriter
-	s       *wire.Stream
-	e       *Engine
-	p       *preparedRequest
-	pass    front.Principal // of the caller's key; nil: no key is required
-	x       front.Exchange
-	id      string
-	abort   *abortSignal
-	payload []byte
+	s         *wire.Stream
+	e         *Engine
+	p         *preparedRequest
+	principal front.Principal // of the caller's key; nil: no key is required
+	x         front.Exchange
+	id        string
+	abort     *abortSignal
+	payload   []byte
 
 	// The Runner's answer: a stream to relay, or the error of sending another answer.
 	resp    *upstream.Response
@@ -150,7 +150,7 @@ func (c *call) refuseBudget() {
 }
 
 func (e *Engine) run(c *call) {
-	pass, denied := e.authenticate(c.s)
+	principal, denied := e.authenticate(c.s)
 	if denied != nil {
 		c.refuse(denied.Reason, "", rejectionMessage(denied))
 		return
@@ -176,7 +176,7 @@ func (e *Engine) run(c *call) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c.s.Watch(cancel, cancel)
-	p, err := e.prepare(ctx, made.dst, pass, c.s.LeaseMemory)
+	p, err := e.prepare(ctx, made.dst, principal, c.s.LeaseMemory)
 	made.mem.Release()
 	switch {
 	case errors.Is(err, errBudgetExhausted):
@@ -188,7 +188,7 @@ func (e *Engine) run(c *call) {
 		return
 	}
 	defer p.mem.Release()
-	c.e, c.p, c.pass = e, p, pass
+	c.e, c.p, c.principal = e, p, principal
 	if !p.deadline.IsZero() {
 		c.s.SetDeadline(p.deadline)
 	}

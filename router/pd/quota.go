@@ -21,8 +21,8 @@ const backgroundOutput = 4096
 // For a background response it also reserves the output, because the engine answers before it
 // computes; see adjustCharge.
 func (q *request) reserveQuota() bool {
-	pass := q.req.Principal
-	if pass == nil {
+	principal := q.req.Principal
+	if principal == nil {
 		return true
 	}
 	if q.req.Endpoint.Kind == front.ResponsesAPI && q.req.Doc.Bool(jsonscan.KeyBackground) {
@@ -31,8 +31,8 @@ func (q *request) reserveQuota() bool {
 		}
 	}
 	tokens := q.promptTokens() + q.backgroundTokens
-	if denied := pass.Reserve(tokens); denied != nil {
-		pass.VisitLimitHeaders(q.x.SetHeader)
+	if denied := principal.Reserve(tokens); denied != nil {
+		principal.VisitLimitHeaders(q.x.SetHeader)
 		q.refuse(denied.Reason, denied.Message, denied.RetryAfter)
 		return false
 	}
@@ -74,8 +74,8 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 
 // adjustCharge corrects what a background response was charged, when its client reads it after it has
 // ended. answer is the stored response. A response without usage stays charged as it was.
-func (r *Runner) adjustCharge(pass front.Principal, id string, answer []byte) {
-	if pass == nil {
+func (r *Runner) adjustCharge(principal front.Principal, id string, answer []byte) {
+	if principal == nil {
 		return
 	}
 	v, ok, err := jsonscan.Find(answer, "status")
@@ -91,8 +91,8 @@ func (r *Runner) adjustCharge(pass front.Principal, id string, answer []byte) {
 	if use.Prompt < 0 || use.Completion < 0 {
 		return
 	}
-	if charged := r.stored.takeCharge(ownerOf(pass), id); charged > 0 {
-		pass.Adjust(charged, use.Prompt+use.Completion)
+	if charged := r.stored.takeCharge(ownerOf(principal), id); charged > 0 {
+		principal.Adjust(charged, use.Prompt+use.Completion)
 	}
 }
 
@@ -124,8 +124,8 @@ func (q *request) commitQuota(tokens int) {
 		return
 	}
 	q.quotaCommitted = true
-	if pass := q.req.Principal; pass != nil {
-		pass.Commit(q.reservedTokens, tokens)
+	if principal := q.req.Principal; principal != nil {
+		principal.Commit(q.reservedTokens, tokens)
 	}
 }
 

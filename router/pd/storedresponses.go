@@ -190,11 +190,11 @@ func (s *storedResponses) remove(e *linked.Element) {
 }
 
 // ownerOf returns the owner name under which a request may store and find responses.
-func ownerOf(pass front.Principal) string {
-	if pass == nil {
+func ownerOf(principal front.Principal) string {
+	if principal == nil {
 		return ""
 	}
-	return pass.Name()
+	return principal.Name()
 }
 
 // declinesStore reports whether the client asked the engine not to store the response ("store":
@@ -242,9 +242,9 @@ func responseID(body []byte) string {
 // ResponseID stores the id of a streamed response. It implements front.ResponseIDObserver.
 func (s *streamState) ResponseID(id string) {
 	if s.endpoint.Kind == front.ResponsesAPI && !s.unstored {
-		s.settings.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
+		s.settings.r.stored.add(ownerOf(s.principal), id, s.rank, time.Now())
 		if k := s.turn.Key(); !k.IsZero() {
-			s.settings.r.stored.setSession(ownerOf(s.pass), id, k)
+			s.settings.r.stored.setSession(ownerOf(s.principal), id, k)
 		}
 	}
 }

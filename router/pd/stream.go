@@ -28,7 +28,7 @@ type streamState struct {
 	requestID      string
 	endpoint       *front.Endpoint
 	client         [16]byte        // its address, zero if unknown; 16 bytes where a netip.Addr has 24
-	pass           front.Principal // nil if the router requires no keys
+	principal      front.Principal // nil if the router requires no keys
 	received       monotime.Time
 	tokens         int32 // number of prompt tokens
 	reservedTokens int32 // quota tokens reserved from the client's key
@@ -58,7 +58,7 @@ type streamState struct {
 func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	s := &streamState{
 		legRecord: l.handOver(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
-		pass: q.req.Principal, received: monotime.Of(q.req.Received),
+		principal: q.req.Principal, received: monotime.Of(q.req.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
 		trace: q.sharedTraceID(), prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
 		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
@@ -229,8 +229,8 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 		args = append(args, "client", netip.AddrFrom16(s.client).Unmap())
 	}
 	args = append(args, "endpoint", s.endpoint.Path)
-	if s.pass != nil {
-		args = append(args, "key", s.pass.Name())
+	if s.principal != nil {
+		args = append(args, "key", s.principal.Name())
 	}
 	args = append(args, "rank", s.rank.ID.String(), "cause", outcome)
 	if err != nil {
@@ -247,16 +247,16 @@ func (s *streamState) finishTransfer() schedule.Transfer {
 // commitQuota charges the client's key for the stream instead of the reserved tokens: the usage
 // that the engine reported, else the router's count of the prompt and one token per event.
 func (s *streamState) commitQuota(res *relay.Result) {
-	if s.pass == nil {
+	if s.principal == nil {
 		return
 	}
 	if s.status != 200 {
-		s.pass.Commit(int(s.reservedTokens), 0)
+		s.principal.Commit(int(s.reservedTokens), 0)
 		return
 	}
 	prompt, output := res.Usage.Prompt, res.Usage.Completion
 	if s.background && (res.Cause != relay.Completed || output <= 0) {
-		s.pass.Commit(int(s.reservedTokens), int(s.reservedTokens)) // the engine computes it to its end
+		s.principal.Commit(int(s.reservedTokens), int(s.reservedTokens)) // the engine computes it to its end
 		return
 	}
 	if prompt < 0 {
@@ -265,7 +265,7 @@ func (s *streamState) commitQuota(res *relay.Result) {
 	if output < 0 {
 		output = int(min(res.Events, 1<<30))
 	}
-	s.pass.Commit(int(s.reservedTokens), prompt+output)
+	s.principal.Commit(int(s.reservedTokens), prompt+output)
 }
 
 // reportResult reports the engine's success or failure to the fleet. An error event before the
