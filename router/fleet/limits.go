@@ -34,16 +34,16 @@ func (f *Fleet) ExcessRequests(r *worker.Rank) (n int64) {
 	return max(n, 0)
 }
 
-// RoomOf returns how many more requests a rank and its worker may have, math.MaxInt64 without a bound.
-func (f *Fleet) RoomOf(r *worker.Rank) int64 {
-	room := int64(math.MaxInt64)
+// Headroom returns how many more requests a rank and its worker may have, math.MaxInt64 without a bound.
+func (f *Fleet) Headroom(r *worker.Rank) int64 {
+	headroom := int64(math.MaxInt64)
 	if limit := f.requestLimit(r); limit > 0 {
-		room = limit - r.Requests.Load()
+		headroom = limit - r.Requests.Load()
 	}
 	if limit := r.Worker.Spec.MaxRequests; limit > 0 {
-		room = min(room, int64(limit)-int64(inFlight(r.Worker)))
+		headroom = min(headroom, int64(limit)-int64(inFlight(r.Worker)))
 	}
-	return max(room, 0)
+	return max(headroom, 0)
 }
 
 // HalfOpenBusy reports whether a rank is half open with a running request, whose result decides

@@ -313,12 +313,12 @@ func (q *request) hasCapacity() bool {
 		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
 	}
 	prefill := q.nextSelected(q.plan.Prefill)
-	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.decodeHasRoom())
+	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.decodeHasHeadroom())
 }
 
-// decodeHasRoom reports whether a decode rank could start the request beside those whose prompts are
-// being computed: they will need decode ranks that they have not chosen yet.
-func (q *request) decodeHasRoom() bool {
+// decodeHasHeadroom reports whether a decode rank could start the request beside those whose prompts
+// are being computed: they will need decode ranks that they have not chosen yet.
+func (q *request) decodeHasHeadroom() bool {
 	undecided := q.r.undecided.of(q.pool.Model).Load()
 	if q.isUndecided != nil {
 		undecided--
@@ -326,13 +326,13 @@ func (q *request) decodeHasRoom() bool {
 	if undecided <= 0 {
 		return q.anyFree(schedule.DecodeLeg, q.plan.Decode)
 	}
-	room := int64(0)
+	headroom := int64(0)
 	for _, r := range q.plan.Decode {
 		if !q.isFree(schedule.DecodeLeg, r) {
 			continue
 		}
-		n := min(q.settings.Fleet.RoomOf(r), schedule.BatchRoom(r, q.engineQueue()), schedule.KVRoom(r, q.prompt.Count, q.maxTokens))
-		if room += min(n, undecided+1); room > undecided {
+		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, q.prompt.Count, q.maxTokens))
+		if headroom += min(n, undecided+1); headroom > undecided {
 			return true
 		}
 	}

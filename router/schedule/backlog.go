@@ -180,9 +180,9 @@ func FreeKV(r *worker.Rank, blocks int64) {
 	}
 }
 
-// KVRoom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them;
+// KVHeadroom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them;
 // math.MaxInt64 if the engine reports no usage.
-func KVRoom(r *worker.Rank, todo, maxTokens int) int64 {
+func KVHeadroom(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
 	if usage < 0 || total <= 0 {
 		return math.MaxInt64
@@ -191,11 +191,11 @@ func KVRoom(r *worker.Rank, todo, maxTokens int) int64 {
 	return max(free/int64(max(blocksFor(r, todo, outputTokens(maxTokens)), 1)), 0)
 }
 
-// BatchRoom returns how many more requests the engine of a rank may be given before IsBatchFull, at least 1;
-// math.MaxInt64 if its batch is unknown.
-func BatchRoom(r *worker.Rank, queue EngineQueue) int64 {
+// BatchHeadroom returns how many more requests the engine of a rank may be given before IsBatchFull, at least
+// 1; math.MaxInt64 if its batch is unknown.
+func BatchHeadroom(r *worker.Rank, queue EngineQueue) int64 {
 	if batch := r.Pace.Batch(); batch > 0 {
-		return max(batch+aheadOfBatch(r, queue)-r.Requests.Load(), 1) // IsBatchFull was asked a moment ago
+		return max(batch+aheadOfBatch(r, queue)-r.Requests.Load(), 1) // IsBatchFull was false a moment ago
 	}
 	return math.MaxInt64
 }

@@ -130,8 +130,8 @@ func TestBatchFull(t *testing.T) {
 			r.Pace.Report(0, 16, 4, 20, true)
 		}
 		r.Requests.Store(16 + ahead - 1)
-		if room := BatchRoom(r, queue); s.IsBatchFull(r, queue) || room != 1 {
-			t.Errorf("%v: the engine is not given %d requests beyond its batch; room %d, want 1", c, ahead, room)
+		if headroom := BatchHeadroom(r, queue); s.IsBatchFull(r, queue) || headroom != 1 {
+			t.Errorf("%v: the engine is not given %d requests beyond its batch; headroom %d, want 1", c, ahead, headroom)
 		}
 		r.Requests.Add(1)
 		if !s.IsBatchFull(r, queue) {

@@ -174,7 +174,7 @@ func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int)
 	if t.queued = t.reserved; !f.inFull && !t.inFlight {
 		t.queued = uncomputed(r, t.reserved, r.Pending.Load(), int64(t.price[worker.Prefilling]), f.now)
 	}
-	f.room(r, t)
+	f.setDisplacement(r, t)
 	p := f.weights.termsOf(f.leg, f.prompt, t)
 	t.cost = p.sum()
 }
@@ -331,9 +331,9 @@ func (f *choiceContext) tokensKept() int {
 	return f.prompt + f.output
 }
 
-// room sets the tokens of this request that do not fit beside the running ones, and those of other
-// prompts that its new blocks displace from the cache.
-func (f *choiceContext) room(r *worker.Rank, t *candidateState) {
+// setDisplacement sets the tokens of this request that do not fit beside the running ones, and those of
+// other prompts that its new blocks displace from the cache.
+func (f *choiceContext) setDisplacement(r *worker.Rank, t *candidateState) {
 	total := r.Worker.Info().TotalBlocks
 	if total <= 0 {
 		return
