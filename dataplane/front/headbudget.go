@@ -6,16 +6,16 @@ import "sluice/dataplane/membudget"
 // is at the beginning of a head.
 type headBudget struct {
 	reads uint8 // reads that returned a part of the head, but not its end
-	room  headRoom
+	state headState
 }
 
-// headRoom says whether the memory budget includes fasthttp's buffer for a head.
-type headRoom uint8
+// headState says whether the memory budget includes fasthttp's buffer for a head.
+type headState uint8
 
 const (
-	headUncounted headRoom = iota
+	headUncounted headState = iota
 	headCounted
-	headRefused // the budget had no room for it
+	headRefused // the budget was exhausted
 )
 
 // shortReads is how many reads of a head are not counted against the budget. fasthttp reads the
@@ -27,22 +27,22 @@ const shortReads = 2
 // shortReads reads. It returns false if the budget is exhausted. An incomplete head without
 // TLS waits in the pending-header queue instead.
 func (c *conn) countHead() bool {
-	if c.tlsConn == nil || c.scan.Ended || c.headBudget.reads < shortReads || c.headBudget.room == headCounted {
+	if c.tlsConn == nil || c.scan.Ended || c.headBudget.reads < shortReads || c.headBudget.state == headCounted {
 		return true
 	}
 	if !c.srv.budget.Acquire(headBuffer(c.srv)) {
-		c.headBudget.room = headRefused
+		c.headBudget.state = headRefused
 		return false
 	}
-	c.headBudget.room = headCounted
+	c.headBudget.state = headCounted
 	return true
 }
 
 // uncountHead releases the budget that countHead has acquired.
 func (c *conn) uncountHead() {
-	if c.headBudget.room == headCounted {
+	if c.headBudget.state == headCounted {
 		c.srv.budget.Release(headBuffer(c.srv))
-		c.headBudget.room = headUncounted
+		c.headBudget.state = headUncounted
 	}
 }
 

@@ -27,43 +27,43 @@ const bodyRate = 256 << 10
 // Server is the router's HTTP server for clients. One Server serves one listener. Its exported
 // methods are safe for concurrent use.
 type Server struct {
-	initial           Options                 // as New was given them
-	current           atomic.Pointer[Options] // likewise, but for what Change has changed
+	initial           Options                 // as passed to New, with defaults
+	current           atomic.Pointer[Options] // initial with the values of the last Change
 	fh                fasthttp.Server
 	routes            routes
 	budget            *membudget.Budget
-	partialEvents     *membudget.Budget // of budget: what streams hold of events that have not come whole
+	partialEvents     *membudget.Budget // child of budget: incomplete events of streams
 	ids               requestIDs
 	conns             connSet
 	clientWatcher     *clientwatch.Watcher // set by Serve
-	pendingHeads      *pendingQueue        // likewise; nil: heads are waited for on goroutines
-	loops             *eventloop.Loops     // likewise; nil: streams are relayed on goroutines
+	pendingHeads      *pendingQueue        // set by Serve; nil: goroutines wait for heads
+	loops             *eventloop.Loops     // set by Serve; nil: goroutines relay streams
 	fastExchanges     objpool.Pool[fastExchange]
 	fasthttpExchanges objpool.Pool[fasthttpExchange]
 	streams           objpool.Pool[stream]
 	fdStats           fdStats
 	compressing       atomic.Int32
-	tlsErrorLog       sampledLog     // TLS handshakes that failed, or came where no TLS is spoken
+	tlsErrorLog       sampledLog     // failed TLS handshakes, and TLS handshakes on a listener without TLS
 	proxyHeaderLog    sampledLog     // lines about PROXY headers
-	starvedLog        sampledLog     // loops that got no processor
-	refusalLog        rateLimitedLog // lines about requests that were refused
+	starvedLog        sampledLog     // event loops that the operating system did not run
+	refusalLog        rateLimitedLog // lines about refused requests
 
-	closeAfterResponse atomic.Bool   // every answer ends its connection
+	closeAfterResponse atomic.Bool   // each response closes its connection
 	draining           atomic.Bool   // requests are refused
 	drainExpired       atomic.Bool   // the drain's time is over
-	drainMu            sync.Mutex    // while it answers for a handler
-	closeOnce          sync.Once     // closes watch and loops behind the last connection
-	stop               chan struct{} // closed when accepting is to end
-	acceptDone         chan struct{} // closed when it has; nil where it never began
-	mu                 sync.Mutex    // of the listener's state below and the end of accepting
+	drainMu            sync.Mutex    // held while the drain responds in place of a handler
+	closeOnce          sync.Once     // closes clientWatcher and loops after the last connection
+	stop               chan struct{} // closed to stop accepting
+	acceptDone         chan struct{} // closed when accepting has stopped; nil before Serve
+	mu                 sync.Mutex    // guards the fields below, stop and acceptDone
 	ln                 net.Listener
-	rawListener        *rawsocket.Listener // of ln's socket, where connections are accepted by hand
+	rawListener        *rawsocket.Listener // set if rawsocket accepts on ln's socket
 	serveReady         chan struct{}       // closed when connections may be served
 	successor          Successor           // set by Retire, before a connection is claimed; nil: none
 }
 
-// partialEventsShare is the divisor for the share of the budget that streams' parts of events may
-// take: engines that stop within events leave the rest to request bodies.
+// partialEventsShare is the divisor for the part of the budget that incomplete events of streams may
+// use. Engines that stop within an event therefore leave the rest to request bodies.
 const partialEventsShare = 2
 
 // New returns a Server. It fails if the Options are invalid.
@@ -101,22 +101,22 @@ func New(opt Options) (*Server, error) {
 
 		Concurrency:    math.MaxInt32, // MaxConns is the limit
 		ReadBufferSize: opt.MaxHeadBytes,
-		// An answer of this size, head and all, is one write.
+		// A response up to this size, head included, is one write.
 		WriteBufferSize: 16 << 10,
 		ReadTimeout:     opt.HeadTimeout,
 		IdleTimeout:     opt.IdleTimeout,
 
-		// A body is read by us, as it comes: by default its declared length is
-		// allocated before the first byte.
+		// This package reads bodies as they arrive. By default fasthttp allocates the declared
+		// length before the first byte.
 		StreamRequestBody: true,
-		// Bodies are streamed, so this does not limit them; it is how much of a body is read
-		// into a buffer of fasthttp's before the handler is called (8 KiB at
-		// most): bytes to copy once more, and to wait for where we will refuse.
+		// This does not limit streamed bodies. It is how much of a body fasthttp reads into its
+		// own buffer before it calls the handler (8 KiB at most). Those bytes would be copied
+		// once more, and a refused request would wait for them.
 		MaxRequestBodySize: 1,
 
 		DisablePreParseMultipartForm: true,
-		// Besides its saving, an answer is flushed although a request waits behind it
-		// that came too early.
+		// Besides the memory, this makes fasthttp flush a response although a pipelined
+		// request follows it.
 		ReduceMemoryUsage:     true,
 		NoDefaultServerHeader: true,
 		NoDefaultContentType:  true,
@@ -128,9 +128,9 @@ func New(opt Options) (*Server, error) {
 // options returns the current Options.
 func (s *Server) options() *Options { return s.current.Load() }
 
-// Change takes over what of opt may change while the Server runs, see
-// Options.Changeable; the rest is left as it was. Requests in progress may see some of
-// both. It fails, and changes nothing, on what New would refuse.
+// Change applies the options in opt that may change while the Server runs, see
+// Options.Changeable, and ignores the others. Requests in progress may see old and new values. It
+// fails, and changes nothing, if New would refuse opt.
 func (s *Server) Change(opt Options) error {
 	opt.Handler = s.initial.Handler
 	next, err := opt.withDefaults()
@@ -185,19 +185,19 @@ func (s *Server) Serve(ln net.Listener) error {
 		threads = s.loops.Threads()
 	}
 	s.mu.Unlock()
-	by := RelayLoop
+	driver := RelayLoop
 	if threads == 0 {
-		by = RelayGoroutine
+		driver = RelayGoroutine
 	}
-	s.initial.Log.Info("the relay is ready", "driver", by, "threads", threads)
-	from, err := s.newListener(ln)
+	s.initial.Log.Info("the relay is ready", "driver", driver, "threads", threads)
+	listener, err := s.newListener(ln)
 	if err == nil {
-		from.yielder.poll.Open()
-		defer from.yielder.poll.Close()
+		listener.yielder.poll.Open()
+		defer listener.yielder.poll.Close()
 	}
 	for err == nil {
 		var c *conn
-		if c, err = from.accept(); err == nil {
+		if c, err = listener.accept(); err == nil {
 			go s.serveConn(c)
 		}
 	}
@@ -317,7 +317,7 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	case c != nil && c.endedByDrain():
 		reason, message = Drained, drainedMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(drainRetry))
-	case c != nil && c.headBudget.room == headRefused:
+	case c != nil && c.headBudget.state == headRefused:
 		reason, message = BudgetExhausted, headMemoryMessage
 		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(budgetRetry))
 	case c != nil && c.scan.Bare:

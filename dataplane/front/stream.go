@@ -262,9 +262,9 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 		st.keepAlive.stop()
 		hooks := &st.setup.hooks
 		c.writeDeadline, c.relaying = monoTimeOf(hooks.ClientDeadline), true
-		var carry relay.Migration
+		var migration relay.Migration
 		if t := hooks.Transcript; t != nil {
-			carry = relay.Migration{Transcript: t, IncludeUsage: hooks.Usage, Next: (*streamMigrator)(st)}
+			migration = relay.Migration{Transcript: t, IncludeUsage: hooks.Usage, Next: (*streamMigrator)(st)}
 		}
 		return relay.Start(st, st.resp, relay.Options{
 			Protocol:        st.endpoint.Protocol,
@@ -275,7 +275,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 			WriteTimeout:    s.options().WriteTimeout,
 			IdleTimeout:     s.options().StreamIdleTimeout,
 			Rewrite:         hooks.Rewrite,
-			Migration:       carry,
+			Migration:       migration,
 			Convert:         st.setup.convert,
 			ClientDeadline:  hooks.ClientDeadline,
 			Loops:           s.loops,
