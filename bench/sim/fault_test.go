@@ -3,6 +3,7 @@ package sim
 import (
 	"bufio"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -34,6 +35,25 @@ func TestParseFault(t *testing.T) {
 	for _, bad := range []string{"", "kind", "kind=x", "path=/", "kind=status,status=200", "kind=slow,delay=x", "kind=slow,leg=x", "kind=slow,color=red"} {
 		if _, err := faults.ParseFault(bad); err == nil || !strings.HasPrefix(err.Error(), "sim: cannot read fault") {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// TestDeprecatedNames: each old name of the flags is accepted with one warning that gives the new one.
+func TestDeprecatedNames(t *testing.T) {
+	var o Options
+	fs := flag.NewFlagSet("sim", flag.ContinueOnError)
+	o.Flags(fs)
+	if err := fs.Parse([]string{"--fault", "kind=dead,leg=plain", "--fault", "kind=cut,body=garbage", "--fault", "kind=slow", "--expired-handle", "garbage"}); err != nil {
+		t.Fatal(err)
+	}
+	got, want := o.DeprecatedNames(), []string{"kind=crash", "leg=whole", "kind=truncate", "stale"}
+	if len(got) != len(want) {
+		t.Fatalf("%q, want one for each of %q", got, want)
+	}
+	for i, w := range want {
+		if !strings.Contains(got[i], "now named "+w+";") {
+			t.Errorf("%q, want the name %s", got[i], w)
 		}
 	}
 }

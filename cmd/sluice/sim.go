@@ -53,6 +53,9 @@ func simCommand() *cobra.Command {
 
 // runSim runs one simulated engine until ctx ends.
 func runSim(ctx context.Context, o sim.Options, asJSON bool, stdout, stderr io.Writer) int {
+	for _, w := range o.DeprecatedNames() {
+		fmt.Fprintln(stderr, "sluice sim:", w)
+	}
 	e, err := sim.Start(ctx, o)
 	if err != nil {
 		fmt.Fprintln(stderr, err)

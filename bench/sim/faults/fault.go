@@ -44,6 +44,18 @@ func currentName(name string) string {
 	return name
 }
 
+// DeprecatedNames returns one warning for each deprecated name in a fault that ParseFault accepts.
+func DeprecatedNames(s string) []string {
+	var warnings []string
+	for part := range strings.SplitSeq(s, ",") {
+		k, v, _ := strings.Cut(part, "=")
+		if now := currentName(v); now != v && (k == "kind" || k == "leg") {
+			warnings = append(warnings, fmt.Sprintf("--fault %s=%s is now named %s=%s; the old name is accepted in this release only", k, v, k, now))
+		}
+	}
+	return warnings
+}
+
 // KindNames returns the names of the kinds, as ParseFault accepts them.
 func KindNames() []string { return kindNames[:] }
 

@@ -102,9 +102,10 @@ type Options struct {
 	Records        int  // requests stored for Requests(); 0 means 1024, below 0 none
 	LogBlocks      bool // record when the last block of each request is released, for Kept; grows without bound
 	Faults         []faults.Fault
-	FaultSeed      uint64 // random seed of faults with a probability
-	NoTokenize     bool   // /tokenize returns 404, as behind proxies that pass on the OpenAI API only
-	DisableScaleUp bool   // /inference/v1/* returns 403, as vLLM without --enable-scale-out
+	deprecated     []string // warnings about the parsed flags, see DeprecatedNames
+	FaultSeed      uint64   // random seed of faults with a probability
+	NoTokenize     bool     // /tokenize returns 404, as behind proxies that pass on the OpenAI API only
+	DisableScaleUp bool     // /inference/v1/* returns 403, as vLLM without --enable-scale-out
 
 	VLLM vllm.Release // Release, parsed; WithDefaults sets it
 }
@@ -182,10 +183,22 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 		f, err := faults.ParseFault(s)
 		if err == nil {
 			o.Faults = append(o.Faults, f)
+			o.deprecated = append(o.deprecated, faults.DeprecatedNames(s)...)
 		}
 		return err
 	})
 }
+
+// DeprecatedNames returns one warning for each deprecated name that the flags have.
+func (o *Options) DeprecatedNames() []string {
+	if o.Expired != oldExpired {
+		return o.deprecated
+	}
+	return append(slices.Clone(o.deprecated), "--expired-handle "+oldExpired+" is now named stale; the old name is accepted in this release only")
+}
+
+// oldExpired is the deprecated name of Options.Expired's value stale.
+const oldExpired = "garbage"
 
 // families are the values of Options.PD: the P/D families that an engine can speak, and none.
 var families = []string{"lmcache", "mooncake", "nixl", "nixl-push", "none", "orchestrated", "sglang", "storage", "trtllm"}
@@ -248,7 +261,7 @@ func (o Options) WithDefaults() (Options, error) {
 	str(&o.Scheduling, "fcfs")
 	str(&o.Incomplete, "crash")
 	str(&o.Expired, "stale")
-	if o.Expired == "garbage" { // the deprecated name
+	if o.Expired == oldExpired {
 		o.Expired = "stale"
 	}
 	num(&o.Ranks, 1)
