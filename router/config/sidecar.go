@@ -101,13 +101,13 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	}
 	switch {
 	case engines != 1:
-		return nil, fmt.Errorf("sluice sidecar: there are %d engines; want one, such as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
+		return nil, fmt.Errorf("there are %d engines; want one, such as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
 	case c.Kube.Selector != "":
-		return nil, errors.New("sluice sidecar: kube.selector is set, but a sidecar has one engine; want it empty, or sluice serve")
+		return nil, errors.New("kube.selector is set, but a sidecar has one engine; want it empty, or sluice serve")
 	case f.MaxPrefillWorkers < 1 || f.MaxPrefillWorkers > worker.MaxSlots/2:
-		return nil, fmt.Errorf("sluice sidecar: --max-prefill-workers %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
+		return nil, fmt.Errorf("--max-prefill-workers %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
 	case f.PrefillIdle < time.Second:
-		return nil, fmt.Errorf("sluice sidecar: --prefill-idle-timeout %s; want 1s or more", f.PrefillIdle)
+		return nil, fmt.Errorf("--prefill-idle-timeout %s; want 1s or more", f.PrefillIdle)
 	}
 	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
 		c.Tokens.Mode = "text" // hashes of the text suffice to choose among the prefill workers
