@@ -115,56 +115,68 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 				return n, nil, protocolError(chunkNotCRLF, b)
 			}
 			c.state = chunkSize
-		case trailerStart:
-			switch {
-			case b == '\r':
-				c.state = chunkEndLF
-			case byteClass[b]&tokenByte == 0:
-				return n, nil, protocolError(chunkBadFolded, b)
-			default:
-				c.lineLen++
-				c.remaining = int64(hashName(nameHash, b))
-				c.state = trailerName
-			}
-		case trailerName:
-			switch {
-			case byteClass[b]&tokenByte != 0:
-				c.remaining = int64(hashName(uint64(c.remaining), b))
-			case b != ':':
-				return n, nil, protocolError(chunkBadName, b)
-			case slices.Contains(forbiddenTrailers, uint64(c.remaining)):
-				return n, nil, protocolError(chunkForbidden)
-			default:
-				c.remaining, c.state = 0, trailerLine
-			}
-			if c.lineLen++; c.lineLen > maxTrailerBytes {
-				return n, nil, protocolError(chunkTooLong)
-			}
-		case trailerLine:
-			switch {
-			case b == '\r':
-				c.state = trailerLF
-			case byteClass[b]&valueByte == 0:
-				return n, nil, protocolError(chunkBadByte, b)
-			}
-			if c.lineLen++; c.lineLen > maxTrailerBytes {
-				return n, nil, protocolError(chunkTooLong)
-			}
-		case trailerLF, chunkEndLF:
-			if b != '\n' {
-				return n, nil, protocolError(chunkNotCRLF, b)
-			}
-			if c.state == chunkEndLF {
-				c.state = chunkDone
-				return n + 1, nil, nil
-			}
-			c.state = trailerStart
 		case chunkDone:
 			return n, nil, nil
+		default:
+			if err := c.nextTrailerByte(b); err != nil {
+				return n, nil, err
+			}
 		}
 		n++
 	}
 	return n, nil, nil
+}
+
+// nextTrailerByte is Next for one byte after the last chunk: of the trailers, or of the CRLF that
+// ends the body.
+func (c *Chunks) nextTrailerByte(b byte) error {
+	switch c.state {
+	case trailerStart:
+		switch {
+		case b == '\r':
+			c.state = chunkEndLF
+		case byteClass[b]&tokenByte == 0:
+			return protocolError(chunkBadFolded, b)
+		default:
+			c.lineLen++
+			c.remaining = int64(hashName(nameHash, b))
+			c.state = trailerName
+		}
+	case trailerName:
+		switch {
+		case byteClass[b]&tokenByte != 0:
+			c.remaining = int64(hashName(uint64(c.remaining), b))
+		case b != ':':
+			return protocolError(chunkBadName, b)
+		case slices.Contains(forbiddenTrailers, uint64(c.remaining)):
+			return protocolError(chunkForbidden)
+		default:
+			c.remaining, c.state = 0, trailerLine
+		}
+		if c.lineLen++; c.lineLen > maxTrailerBytes {
+			return protocolError(chunkTooLong)
+		}
+	case trailerLine:
+		switch {
+		case b == '\r':
+			c.state = trailerLF
+		case byteClass[b]&valueByte == 0:
+			return protocolError(chunkBadByte, b)
+		}
+		if c.lineLen++; c.lineLen > maxTrailerBytes {
+			return protocolError(chunkTooLong)
+		}
+	case trailerLF, chunkEndLF:
+		if b != '\n' {
+			return protocolError(chunkNotCRLF, b)
+		}
+		if c.state == chunkEndLF {
+			c.state = chunkDone
+			return nil
+		}
+		c.state = trailerStart
+	}
+	return nil
 }
 
 // forbiddenTrailers are hashes of the names of fields about framing, forwarding, authentication or
