@@ -31,62 +31,22 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 		resp.Release()
 		return q.handleConcurrentFailure(l, upstream.ErrCancelled)
 	}
-	status := resp.Status // or the status that a 200's body reports, see family.AbortedStatus
-	retry := family.RetryableStatus(status)
-	relayed := !retry && q.shouldRelay(resp)
 	if resp.Status == 200 {
 		opt.Fleet.ReportStreamStart(rank) // the response may still break off
 	} else {
 		opt.Fleet.ReportStatus(rank, resp.Status)
 	}
-	if relayed {
-		if q.inspectsFirstEvent(l, resp) {
-			if end, on := q.awaitFirstEvent(l, resp); !on {
-				return end
-			}
+	if !family.RetryableStatus(resp.Status) && q.shouldRelay(resp) {
+		if end, whole := q.relayAnswer(l, resp); !whole {
+			return end
 		}
-	}
-	if relayed && q.whole {
-		q.prefillLeg.onKV(abort.Decoded)
-		relayed = false
-	}
-	if relayed {
-		if !q.acceptAnswer() {
-			defer resp.Release()
-			return q.endLostHandover(l)
-		}
-		if !q.leasePrefillAnswer(resp) {
-			l.call.Cancel()
-			resp.Release()
-			opt.Fleet.ReportStatus(rank, resp.Status)
-			l.end(string(front.BudgetExhausted))
-			q.refuseForMemory()
-			return legAnswered
-		}
-		q.setWorkerHeaders(l)
-		resp.SetDeadline(q.deadline) // until now the deadline acted like a disconnect
-		q.relay(l, resp)
-		return legAnswered
 	}
 	defer resp.Release()
 	defer l.release()
 	if !q.keepsAbortRule() {
 		q.armAbort(abort.PhaseAnswer)
 	}
-	err := q.leaseReply(resp)
-	if err == nil {
-		q.reply, err = resp.ReadAllBudgeted(q.reply[:0], q.maxReplySize(), &q.derived)
-	}
-	if err == nil && resp.Status == 200 {
-		if err = checkAnswer(resp, q.reply); err == nil && q.req.Endpoint.Kind == front.NativeGenerate {
-			if n := family.AbortedStatus(q.reply); family.RetryableStatus(n) {
-				status, retry = n, true
-			}
-		}
-		if err == nil && !retry {
-			err = q.awaitPrefillAnswer()
-		}
-	}
+	status, err := q.readAnswer(resp)
 	q.disarmAbort()
 	elapsed := l.elapsed()
 	if err != nil {
@@ -98,14 +58,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 	if resp.Status == 200 {
 		opt.Fleet.ReportStatus(rank, status)
 	}
-	if retry && l.hasConnector && q.concurrent == nil && q.prefillLeg.transfer.AwaitLoss() {
-		// The transfer failed, not the engine.
-		return q.endLostHandover(l)
-	}
-	if !q.acceptAnswer() && q.concurrent == nil {
-		return q.endLostHandover(l) // even a 200 is invalid: the engine may have computed it from freed memory
-	}
-	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !family.EngineDied(status, q.reply) {
+	if q.handoverLost(l, status) {
 		return q.endLostHandover(l)
 	}
 	l.completeAfter(statusClass(status), elapsed)
@@ -114,6 +67,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 			return q.trialDeclined(rank)
 		}
 	}
+	retry := family.RetryableStatus(status)
 	if b := q.concurrent; b != nil && status != 200 {
 		q.r.peerInfos.remove(b.rank)
 		if q.endConcurrentPrefill(retry); retry && b.failed {
@@ -124,18 +78,7 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 		}
 	}
 	if retry {
-		died := family.EngineDied(status, q.reply)
-		q.exclude(rank, failure{down: died}.exclusionReason())
-		q.unsent = false
-		if q.concurrent != nil {
-			q.releaseKVDetached(rank)
-		}
-		opt.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), rank.ID, status))
-		q.x.Log().Warn("leg refused", "leg", legName(l.kind), "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
-		if died {
-			q.suspects++
-		}
-		if q.mayRetry(l.kind, died) {
+		if q.excludeRefusing(l, status) {
 			return legRetry
 		}
 		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
@@ -145,6 +88,90 @@ func (q *request) handleAnswer(l *decodeLeg, resp *upstream.Response) legEnd {
 	q.setWorkerHeaders(l)
 	q.replyAnswer(l, resp, l.began.Time().Add(elapsed))
 	return legAnswered
+}
+
+// relayAnswer relays a response as it arrives and returns the leg's end. If the response turned out
+// to be complete before its client got any of it, whole is true, and the caller reads the response,
+// which is still open.
+func (q *request) relayAnswer(l *decodeLeg, resp *upstream.Response) (end legEnd, whole bool) {
+	if q.inspectsFirstEvent(l, resp) {
+		if end, on := q.awaitFirstEvent(l, resp); !on {
+			return end, false
+		}
+	}
+	if q.whole {
+		q.prefillLeg.onKV(abort.Decoded)
+		return 0, true
+	}
+	if !q.acceptAnswer() {
+		defer resp.Release()
+		return q.endLostHandover(l), false
+	}
+	if !q.leasePrefillAnswer(resp) {
+		l.call.Cancel()
+		resp.Release()
+		q.settings.Fleet.ReportStatus(l.rank, resp.Status)
+		l.end(string(front.BudgetExhausted))
+		q.refuseForMemory()
+		return legAnswered, false
+	}
+	q.setWorkerHeaders(l)
+	resp.SetDeadline(q.deadline) // until now the deadline acted like a disconnect
+	q.relay(l, resp)
+	return legAnswered, false
+}
+
+// readAnswer reads a whole response into q.reply. It also waits for prefill's response if that becomes
+// a part of the client's. status is the status of the response, or the one that the body of a 200
+// reports (family.AbortedStatus).
+func (q *request) readAnswer(resp *upstream.Response) (status int, err error) {
+	status = resp.Status
+	if err := q.leaseReply(resp); err != nil {
+		return status, err
+	}
+	q.reply, err = resp.ReadAllBudgeted(q.reply[:0], q.maxReplySize(), &q.derived)
+	if err != nil || status != 200 {
+		return status, err
+	}
+	if err := checkAnswer(resp, q.reply); err != nil {
+		return status, err
+	}
+	if q.req.Endpoint.Kind == front.NativeGenerate {
+		if n := family.AbortedStatus(q.reply); family.RetryableStatus(n) {
+			return n, nil
+		}
+	}
+	return status, q.awaitPrefillAnswer()
+}
+
+// handoverLost reports whether the KV was lost, or may have been freed before decode read it. The
+// response must not be used then, and its status says nothing about the decode engine.
+func (q *request) handoverLost(l *decodeLeg, status int) bool {
+	retry := family.RetryableStatus(status)
+	if retry && l.hasConnector && q.concurrent == nil && q.prefillLeg.transfer.AwaitLoss() {
+		return true // the transfer failed, not the engine
+	}
+	if !q.acceptAnswer() && q.concurrent == nil {
+		return true // even a 200 is invalid: the engine may have computed it from freed memory
+	}
+	return retry && q.handover.Handle != nil && q.prefillEngineLost() && !family.EngineDied(status, q.reply)
+}
+
+// excludeRefusing excludes the rank of a leg that was answered with a retryable status. It reports
+// whether the leg runs again on another rank.
+func (q *request) excludeRefusing(l *decodeLeg, status int) (again bool) {
+	died := family.EngineDied(status, q.reply)
+	q.exclude(l.rank, failure{down: died}.exclusionReason())
+	q.unsent = false
+	if q.concurrent != nil {
+		q.releaseKVDetached(l.rank)
+	}
+	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), l.rank.ID, status))
+	q.x.Log().Warn("leg refused", "leg", legName(l.kind), "rank", l.rank.ID.String(), "attempt", q.attempt, "status", status)
+	if died {
+		q.suspects++
+	}
+	return q.mayRetry(l.kind, died)
 }
 
 // maxPooledReply bounds a response that is read into pooled memory, in bytes.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/monotime"
 	"sluice/dataplane/relay"
@@ -187,7 +188,6 @@ func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamM
 // states and limits are those of the present.
 func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
 	c := s.migration
-	opt := s.settings
 	draining := b.Cause == relay.Cancelled // the engine is healthy
 	var pause *suspension
 	if draining {
@@ -203,35 +203,14 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	case !draining:
 		c.suspects = saturatingInc(c.suspects)
 	}
-	reason := c.MigrationBlocker()
+	open, grammar, reason := s.planMigration(draining || continued, pause != nil, client)
 	switch {
-	case reason != "":
-	case !draining && !continued && (int(c.moves) >= opt.Migration.MaxAttempts || int(c.suspects) > opt.Migration.MaxAttempts):
-		reason = "limit"
-	case time.Now().After(c.deadline.Time()):
-		reason = "deadline"
-	case c.TextOnly:
-		if reason = s.retokenize(client, pause != nil); reason == "retokenized" {
-			c.Block(reason) // final: the text already sent does not change
-		}
-	}
-	open := c.Unfinished()
-	if reason == "" && c.Spent(open) {
-		reason = "spent"
-	}
-	var grammar []byte
-	if reason == "" {
-		if grammar, reason = c.RemainingGrammar(opt.Migration.Structured); reason != "" {
-			c.Block(reason)
-		}
-	}
-	if reason != "" && pause != nil {
+	case reason != "" && pause != nil:
 		s.addNote("not suspended: " + reason)
 		return nil, nil
-	}
-	if reason != "" {
+	case reason != "":
 		s.addNote("not migrated: " + reason)
-		opt.Observer.Migrated(reason)
+		s.settings.Observer.Migrated(reason)
 		return nil, nil
 	}
 	from, failed := s.rank, c.getExtra().failed
@@ -248,46 +227,76 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 		pause.end(s, t != nil, client.ClientGone())
 	}
 	if t == nil {
-		if pause != nil {
-			return nil, nil
-		}
-		if !client.ClientGone() {
-			opt.Observer.Migrated("failed")
+		if pause == nil && !client.ClientGone() {
+			s.settings.Observer.Migrated("failed")
 		}
 		return nil, nil
 	}
 	c.TextOnly = false
 	c.SetPreRewriter(t.rewriter)
 	c.SumsCached = t.stream.rank.Worker.Info().Engine == "sglang"
-	if continued {
+	switch {
+	case continued:
 		s.adoptLeg(t.stream)
-		return t.resp, t.call
-	}
-	if pause != nil {
+	case pause != nil:
 		s.adoptLeg(t.stream)
 		pause.log(s, open)
-		return t.resp, t.call
-	}
-	outcome, cause := "done", b.Cause.String()
-	if draining {
+	case draining:
 		s.endHealthyLeg("moved")
-		outcome, cause = "drained", "drain"
-	} else {
+		s.adoptLeg(t.stream)
+		s.reportMigration("drained", "drain", from, open, b.Err)
+	default:
 		c.setFailed(failed)
 		c.moves = saturatingInc(c.moves)
+		s.adoptLeg(t.stream)
+		s.reportMigration("done", b.Cause.String(), from, open, b.Err)
 	}
-	s.adoptLeg(t.stream)
-	opt.Observer.Migrated(outcome)
+	return t.resp, t.call
+}
+
+// planMigration returns the choices that another engine must continue and the request member for the
+// rest of their grammar (nil: none), or the reason why the stream cannot continue elsewhere. The
+// number of attempts is limited unless the engine is healthy.
+func (s *streamState) planMigration(healthy, suspending bool, client front.ClientGoneNotifier) (open []*apiformat.ChoiceState, grammar []byte, reason string) {
+	c, limit := s.migration, s.settings.Migration.MaxAttempts
+	reason = c.MigrationBlocker()
+	switch {
+	case reason != "":
+	case !healthy && (int(c.moves) >= limit || int(c.suspects) > limit):
+		reason = "limit"
+	case time.Now().After(c.deadline.Time()):
+		reason = "deadline"
+	case c.TextOnly:
+		if reason = s.retokenize(client, suspending); reason == "retokenized" {
+			c.Block(reason) // final: the text already sent does not change
+		}
+	}
+	open = c.Unfinished()
+	if reason == "" && c.Spent(open) {
+		reason = "spent"
+	}
+	if reason == "" {
+		if grammar, reason = c.RemainingGrammar(s.settings.Migration.Structured); reason != "" {
+			c.Block(reason)
+		}
+	}
+	return open, grammar, reason
+}
+
+// reportMigration counts and logs a migration to the present rank. open are the choices that were
+// unfinished when the stream left from.
+func (s *streamState) reportMigration(outcome, cause string, from *worker.Rank, open []*apiformat.ChoiceState, err error) {
+	s.settings.Observer.Migrated(outcome)
 	suffix, generated := "", 0
 	for _, q := range open {
 		generated += q.Delivered
 	}
-	if c.Unconstrained() {
+	unconstrained := s.migration.Unconstrained()
+	if unconstrained {
 		suffix = ", without the grammar"
 	}
 	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, generated, s.rank.ID, suffix))
-	opt.Log.Warn("stream migrated", "request", s.requestID, "previous_rank", from.ID.String(), "rank", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.Unconstrained(), "error", b.Err)
-	return t.resp, t.call
+	s.settings.Log.Warn("stream migrated", "request", s.requestID, "previous_rank", from.ID.String(), "rank", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", unconstrained, "error", err)
 }
 
 // addNote adds a note to the request's explain record.

@@ -12,6 +12,7 @@ import (
 	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
+	"sluice/router/worker"
 )
 
 // maxPrefillAnswer bounds a prefill response, in bytes. It contains one token, a handle with the
@@ -30,8 +31,6 @@ const (
 
 // prefill runs the prefill leg of one attempt on the chosen rank.
 func (q *request) prefill(choice schedule.Choice) prefillEnd {
-	opt := q.settings
-	rank := choice.Rank
 	if q.plan.Traits.NamesDecode && !q.reserveDecode() {
 		choice.Reservation.Release()
 		return prefillUnavailable
@@ -66,76 +65,22 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 			status = 500
 		}
 	}
-	opt.Fleet.ReportStatus(rank, status)
-	switch {
-	case status == 200:
-	case clientGone:
-		l.complete(statusClass(status))
-		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
-		return prefillAnswered
-	case family.RetryableStatus(status), status < 300: // of the 2xx statuses only 200 has a handle
-		l.complete(statusClass(status))
-		died := family.EngineDied(status, q.answer)
-		q.exclude(rank, failure{down: died}.exclusionReason())
-		q.unsent = false
-		note := fmt.Sprintf("prefill on %s answered %d", rank.ID, resp.Status)
-		if handleErr != nil {
-			note += ", but " + handleErr.Error()
-		}
-		opt.Scheduler.AddNote(q.req.RequestID, note)
-		q.x.Log().Warn("leg refused", "leg", "prefill", "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
-		// An engine that answers 429 or 503 has not computed the prompt. After any other failure it
-		// may have begun to write the KV.
-		if refused := status == 429 || status == 503; !refused && !q.excludeTaintedDecode(note) {
-			return prefillAnswered
-		}
-		if died {
-			if q.suspects++; q.suspects >= maxSuspects {
-				q.replyPrefillError(resp, status)
-				return prefillAnswered
-			}
-		}
-		return q.nextPrefill(died)
-	case q.handover.ByIDs && status/100 == 4:
-		l.complete(statusClass(status))
-		q.retryAsText(rank)
-		return prefillRetry
-	default:
-		// Decode would refuse the request too, so the client gets prefill's error response.
-		l.complete(statusClass(status))
-		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
-		q.replyPrefillError(resp, status)
-		return prefillAnswered
+	q.settings.Fleet.ReportStatus(choice.Rank, status)
+	if status != 200 {
+		return q.endRefusedPrefill(l, resp, status, handleErr, clientGone)
 	}
 
 	l.complete("ok")
-	opt.confirmIDRefusal(q.refusedIDs)
-	q.prefillLeg.handleAt = time.Now()
-	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
-	l.reservation.Report(q.req.RequestID, q.handover.PrefillCached, 0)
-	l.reservation.PrefillDone()
-	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
+	q.learnFromPrefill(l, &choice, elapsed)
 	switch {
 	case errors.Is(handleErr, family.ErrFinal):
 		q.replyFinal(resp)
 		return prefillAnswered
 	case handleErr != nil:
-		q.noteFallback("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, handleErr))
+		q.noteFallback("incomplete_handle", fmt.Sprintf("%s: %v", choice.Rank.ID, handleErr))
 		return prefillUnavailable
 	}
-	q.handover.Handle = handle
-	q.r.reportEngineID(&q.handover, began)
-	if learner, ok := q.plan.Family.(family.PeerInfoLearner); ok {
-		if q.peerInfoBuf = learner.LearnPeerInfo(q.peerInfoBuf[:0], &q.handover); len(q.peerInfoBuf) > 0 {
-			q.r.peerInfos.store(rank, q.peerInfoBuf)
-		}
-	}
-	q.watchTransfer(q.prefillLeg.handleAt)
-	if q.plan.Traits.Pulls {
-		q.prefillLeg.acquireKV(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
-	} else if !q.plan.Traits.NoLease {
-		q.prefillLeg.acquireKV(nil)
-	}
+	q.startHandover(choice.Rank, handle, began)
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {
 			return end
@@ -151,6 +96,81 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		return prefillAnswered
 	}
 	return prefillDone
+}
+
+// learnFromPrefill reports the response of a prefill to what predicts the next ones: the times and
+// the cached tokens of the rank, and whether the engine accepts token ids.
+func (q *request) learnFromPrefill(l *prefillLeg, choice *schedule.Choice, elapsed time.Duration) {
+	q.settings.confirmIDRefusal(q.refusedIDs)
+	l.handleAt = time.Now()
+	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
+	l.reservation.Report(q.req.RequestID, q.handover.PrefillCached, 0)
+	l.reservation.PrefillDone()
+	q.r.learnCached(choice.Rank, q.approxKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
+}
+
+// startHandover stores the handle for decode. From here on the router watches the transfer and must
+// have prefill free its blocks, unless the family leases none.
+func (q *request) startHandover(rank *worker.Rank, handle []byte, began time.Time) {
+	q.handover.Handle = handle
+	q.r.reportEngineID(&q.handover, began)
+	if learner, ok := q.plan.Family.(family.PeerInfoLearner); ok {
+		if q.peerInfoBuf = learner.LearnPeerInfo(q.peerInfoBuf[:0], &q.handover); len(q.peerInfoBuf) > 0 {
+			q.r.peerInfos.store(rank, q.peerInfoBuf)
+		}
+	}
+	q.watchTransfer(q.prefillLeg.handleAt)
+	if q.plan.Traits.Pulls {
+		q.prefillLeg.acquireKV(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
+	} else if !q.plan.Traits.NoLease {
+		q.prefillLeg.acquireKV(nil)
+	}
+}
+
+// endRefusedPrefill ends a prefill leg that was answered with another status than 200, and decides
+// what follows. A 200 that reports a failure counts as 500; handleErr then says what it reports.
+func (q *request) endRefusedPrefill(l *prefillLeg, resp *upstream.Response, status int, handleErr error, clientGone bool) prefillEnd {
+	l.complete(statusClass(status))
+	switch {
+	case clientGone:
+		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+		return prefillAnswered
+	case family.RetryableStatus(status), status < 300: // of the 2xx statuses only 200 has a handle
+		return q.failOverPrefill(l, resp, status, handleErr)
+	case q.handover.ByIDs && status/100 == 4:
+		q.retryAsText(l.rank)
+		return prefillRetry
+	}
+	// Decode would refuse the request too, so the client gets prefill's error response.
+	q.x.SetHeader("X-Sluice-Prefill-Worker", l.rank.ID.Worker)
+	q.replyPrefillError(resp, status)
+	return prefillAnswered
+}
+
+// failOverPrefill excludes the rank of a prefill leg whose status another rank may not have, and
+// decides whether the prefill runs again.
+func (q *request) failOverPrefill(l *prefillLeg, resp *upstream.Response, status int, handleErr error) prefillEnd {
+	died := family.EngineDied(status, q.answer)
+	q.exclude(l.rank, failure{down: died}.exclusionReason())
+	q.unsent = false
+	note := fmt.Sprintf("prefill on %s answered %d", l.rank.ID, resp.Status)
+	if handleErr != nil {
+		note += ", but " + handleErr.Error()
+	}
+	q.settings.Scheduler.AddNote(q.req.RequestID, note)
+	q.x.Log().Warn("leg refused", "leg", "prefill", "rank", l.rank.ID.String(), "attempt", q.attempt, "status", status)
+	// An engine that answers 429 or 503 has not computed the prompt. After any other failure it
+	// may have begun to write the KV.
+	if refused := status == 429 || status == 503; !refused && !q.excludeTaintedDecode(note) {
+		return prefillAnswered
+	}
+	if died {
+		if q.suspects++; q.suspects >= maxSuspects {
+			q.replyPrefillError(resp, status)
+			return prefillAnswered
+		}
+	}
+	return q.nextPrefill(died)
 }
 
 // replyFinal sends the client a prefill response that is the whole response (ErrFinal).
