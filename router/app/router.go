@@ -34,6 +34,7 @@ import (
 	"sluice/router/pd"
 	"sluice/router/recording"
 	"sluice/router/recording/snapshot"
+	"sluice/router/requestlog"
 	"sluice/router/requestlog/accesslog"
 	"sluice/router/requestlog/recent"
 	"sluice/router/requestlog/tracing"
@@ -152,13 +153,7 @@ func (r *Router) assemble() (err error) {
 	if r.listener, err = r.inherited.Listen(socketClient, cfg.Listen); err != nil {
 		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 selects a free one)", cfg.Listen, err)
 	}
-	r.metrics = obs.NewMetrics()
-	if r.cfg.Metrics.NativeHistograms {
-		r.metrics.UseNativeHistograms()
-	}
-	if r.cfg.Metrics.LegacyNames {
-		r.metrics.ShowLegacyNames()
-	}
+	r.metrics = newMetrics(&cfg.Metrics)
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
 	if err := r.newKeyring(); err != nil {
@@ -179,16 +174,9 @@ func (r *Router) assemble() (err error) {
 	if r.snapshots, err = r.newSnapshotKeeper(); err != nil {
 		return err
 	}
-	toEngines, err := engineTLS(cfg, log)
-	if err != nil {
+	if err := r.newFleet(); err != nil {
 		return err
 	}
-	members := fleetOptions(cfg)
-	members.Log, members.Upstream.TLS = log, toEngines
-	members.Own = ownListeners(cfg)
-	members.Own.Add("listen", r.listener.Addr().String())
-	members.OnJoin, members.OnLeave, members.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
-	r.fleet = fleet.New(members)
 	if r.transfers, err = newTransfers(cfg, r.inherited, log); err != nil {
 		return err
 	}
@@ -199,16 +187,11 @@ func (r *Router) assemble() (err error) {
 		return err
 	}
 	r.sidecar.start(r)
-	runs := runnerOptions(cfg)
-	runs.Fleet, runs.Scheduler, runs.Index, runs.Approx, runs.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
-	runs.Observer, runs.Recorder, runs.Log = runObserver{r.metrics}, r.recorder, log
-	runs.Completions, runs.Selector, runs.Transfers, runs.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
 	requests, err := r.newRequestLog()
 	if err != nil {
 		return err
 	}
-	runs.RequestLog = requests
-	if r.runner, err = pd.NewRunner(runs); err != nil {
+	if err := r.newRunner(requests); err != nil {
 		return err
 	}
 	r.metrics.ExposeWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
@@ -218,16 +201,7 @@ func (r *Router) assemble() (err error) {
 	if err = r.newEngineAPI(); err != nil {
 		return err
 	}
-	fromClients, err := r.clientTLS()
-	if err != nil {
-		return err
-	}
-	options := frontOptions(cfg)
-	options.Budget = r.bodies
-	options.Handler, options.Pages, options.Observer, options.Log = r.engineAPI, r.pages, r.metrics, log
-	options.TLS, options.Authenticator = fromClients, r.authenticator()
-	options.OnRefused = logRefused(requests)
-	if r.front, err = front.New(options); err != nil {
+	if err := r.newFront(requests); err != nil {
 		return err
 	}
 	r.exposeMetrics()
@@ -244,6 +218,58 @@ func (r *Router) assemble() (err error) {
 		return err
 	}
 	return nil
+}
+
+func newMetrics(c *config.Metrics) *obs.Metrics {
+	m := obs.NewMetrics()
+	if c.NativeHistograms {
+		m.UseNativeHistograms()
+	}
+	if c.LegacyNames {
+		m.ShowLegacyNames()
+	}
+	return m
+}
+
+// newFleet creates the fleet, which has no workers before discover. It needs the listener's address,
+// because a worker at an address of the router itself is refused.
+func (r *Router) newFleet() error {
+	toEngines, err := engineTLS(r.cfg, r.log)
+	if err != nil {
+		return err
+	}
+	opt := fleetOptions(r.cfg)
+	opt.Log, opt.Upstream.TLS = r.log, toEngines
+	opt.Own = ownListeners(r.cfg)
+	opt.Own.Add("listen", r.listener.Addr().String())
+	opt.OnJoin, opt.OnLeave, opt.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
+	r.fleet = fleet.New(opt)
+	return nil
+}
+
+// newRunner creates the runner, which connects nearly all other parts.
+func (r *Router) newRunner(requests *requestlog.Log) (err error) {
+	opt := runnerOptions(r.cfg)
+	opt.Fleet, opt.Scheduler, opt.Index, opt.Approx, opt.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
+	opt.Observer, opt.Recorder, opt.RequestLog, opt.Log = runObserver{r.metrics}, r.recorder, requests, r.log
+	opt.Completions, opt.Selector, opt.Transfers, opt.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
+	r.runner, err = pd.NewRunner(opt)
+	return err
+}
+
+// newFront creates the server of the client listener. It serves nothing before Run.
+func (r *Router) newFront(requests *requestlog.Log) error {
+	fromClients, err := r.clientTLS()
+	if err != nil {
+		return err
+	}
+	opt := frontOptions(r.cfg)
+	opt.Budget = r.bodies
+	opt.Handler, opt.Pages, opt.Observer, opt.Log = r.engineAPI, r.pages, r.metrics, r.log
+	opt.TLS, opt.Authenticator = fromClients, r.authenticator()
+	opt.OnRefused = logRefused(requests)
+	r.front, err = front.New(opt)
+	return err
 }
 
 func (r *Router) newAdmin() (*admin.Server, error) {

@@ -103,115 +103,161 @@ func (ix *radix) check() error {
 	return nil
 }
 
+// blockPos is the place of a block in a shard.
+type blockPos struct {
+	extent uint32
+	pos    int
+}
+
+// shardCheck counts what a shard contains while check visits it.
+type shardCheck struct {
+	sh         *shard
+	sum        *tally
+	covered    map[uint64]blockPos // all blocks by hash
+	children   map[uint32]int      // number of extents below each node that has any
+	extents    int
+	nodes      int
+	links      int   // sum of the nodes' counts of children
+	unanchored int   // nodes behind a gap, and extents without a parent
+	used       int64 // words of storage
+	entries    int   // (rank, tier, block) entries
+}
+
 // check verifies a shard and adds to the tally.
 func (sh *shard) check(sum *tally) error {
-	nodes := &sh.table.nodes
-	type blockPos struct {
-		extent uint32
-		pos    int
-	}
-	covered := make(map[uint64]blockPos)
-	unanchored, children, childrenFound, childrenCounted := 0, make(map[uint32]int), 0, 0
-	extents, nodeCount, used := 0, 0, int64(0)
-	holds := 0 // (rank, tier, block) entries
+	c := shardCheck{sh: sh, sum: sum, covered: make(map[uint64]blockPos), children: make(map[uint32]int)}
 	for id := uint32(1); id < sh.extents.used; id++ {
-		r := sh.extents.at(id)
-		if r.storage == 0 {
-			continue
-		}
-		extents++
-		used += int64(classes[r.class])
-		if r.tail == 0 || r.len() != nodes.at(r.tail).end() || r.len() > int(classes[r.class]) {
-			return fmt.Errorf("extent %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
-		}
-		if leaf := nodes.at(r.tail).children() == 0; leaf != r.inLeafList {
-			return fmt.Errorf("extent %d: leaf %v, listed %v", id, leaf, r.inLeafList)
-		}
-		next := uint32(0)
-		for f := r.tail; f != 0; f = nodes.links(f).prev {
-			n := nodes.at(f)
-			nodeCount++
-			childrenCounted += int(n.children())
-			switch {
-			case n.extent() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.storage || n.len() == 0:
-				return fmt.Errorf("node %d of extent %d: %x", f, id, *n)
-			case nodes.links(f).next != next:
-				return fmt.Errorf("node %d of extent %d: next is %d, not %d", f, id, nodes.links(f).next, next)
-			case next != 0 && n.end() > nodes.at(next).off():
-				return fmt.Errorf("nodes %d and %d of extent %d overlap", f, next, id)
-			case next != 0 && n.end() == nodes.at(next).off() && n.children() == 0 && sh.sameHolders(n, nodes.at(next)):
-				return fmt.Errorf("nodes %d and %d of extent %d should be joined", f, next, id)
-			case n[wFirst] != sh.hashAt(r, n.off()) || n[wLast] != sh.hashAt(r, n.end()-1):
-				return fmt.Errorf("node %d of extent %d: first or last hash differs from the storage", f, id)
-			case sh.table.find(n[wFirst]) != f:
-				return fmt.Errorf("node %d of extent %d is not in the table", f, id)
+		if r := sh.extents.at(id); r.storage != 0 {
+			if err := c.checkExtent(id, r); err != nil {
+				return err
 			}
-			if n.kind()&hasSet != 0 {
-				used += int64(setWidth(setRef(n)))
-				if sh.words.setLen(setRef(n), 1) <= listLen {
-					return fmt.Errorf("node %d has a set although a list suffices", f)
-				}
-			}
-			if n.kind()&hasLower != 0 {
-				used += 2 * int64(setWidth(lowerRef(n)))
-			}
-			any := false
-			sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
-				any = true
-				byTier := sum.cachedBlocks[slot]
-				byTier[tier] += n.len()
-				sum.cachedBlocks[slot] = byTier
-				holds += n.len()
-			})
-			if !any {
-				return fmt.Errorf("node %d of extent %d has no holder", f, id)
-			}
-			for pos := n.off(); pos < n.end(); pos++ {
-				if at, twice := covered[sh.hashAt(r, pos)]; twice {
-					return fmt.Errorf("block %x is at %v and at position %[4]d of extent %[3]d", sh.hashAt(r, pos), at, id, pos)
-				}
-				covered[sh.hashAt(r, pos)] = blockPos{id, pos}
-			}
-			unanchored += sh.gapBefore(nodes.links(f).prev, f)
-			next = f
-		}
-		if p := sh.parentOf(r); p != 0 {
-			children[p]++
-		} else if !r.root {
-			unanchored++
 		}
 	}
-	for f, n := range children {
-		if int(nodes.at(f).children()) != n {
-			return fmt.Errorf("node %d counts %d children, has %d", f, nodes.at(f).children(), n)
-		}
-		childrenFound += n
+	if err := c.checkCounts(); err != nil {
+		return err
 	}
-	if unanchored != sh.unanchored || childrenFound != childrenCounted {
-		return fmt.Errorf("%d unanchored, %d counted; %d children, %d counted", unanchored, sh.unanchored, childrenFound, childrenCounted)
-	}
-	if extents != sh.extents.live || nodeCount != nodes.live() || used != sh.words.inUse {
-		return fmt.Errorf("%d extents, %d nodes, %d words; %d, %d, %d counted",
-			extents, nodeCount, used, sh.extents.live, nodes.live(), sh.words.inUse)
+	if err := c.checkLeafList(); err != nil {
+		return err
 	}
 	copies := 0
 	for _, n := range sh.copies {
 		copies += n
 	}
-	listed := 0
-	for id, older := sh.oldest, uint32(0); id != 0; id = sh.extents.at(id).newer {
-		if r := sh.extents.at(id); !r.inLeafList || r.older != older {
-			return fmt.Errorf("the leaf list is broken at extent %d", id)
-		}
-		older = id
-		if listed++; listed > extents {
-			return fmt.Errorf("the leaf list is circular")
-		}
-	}
-	if holds != sh.len || sh.entries != holds+copies {
-		return fmt.Errorf("%d entries counted for %d blocks and %d copies; %d blocks counted", sh.entries, holds, copies, sh.len)
+	if c.entries != sh.len || sh.entries != c.entries+copies {
+		return fmt.Errorf("%d entries counted for %d blocks and %d copies; %d blocks counted", sh.entries, c.entries, copies, sh.len)
 	}
 	sum.copies += copies
 	sum.bytes += sh.used
+	return nil
+}
+
+// checkExtent verifies an extent and its nodes, from the last to the first.
+func (c *shardCheck) checkExtent(id uint32, r *extent) error {
+	sh, nodes := c.sh, &c.sh.table.nodes
+	c.extents++
+	c.used += int64(classes[r.class])
+	if r.tail == 0 || r.len() != nodes.at(r.tail).end() || r.len() > int(classes[r.class]) {
+		return fmt.Errorf("extent %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
+	}
+	if leaf := nodes.at(r.tail).children() == 0; leaf != r.inLeafList {
+		return fmt.Errorf("extent %d: leaf %v, listed %v", id, leaf, r.inLeafList)
+	}
+	next := uint32(0)
+	for f := r.tail; f != 0; f = nodes.links(f).prev {
+		if err := c.checkNode(f, next, id, r); err != nil {
+			return err
+		}
+		c.unanchored += sh.gapBefore(nodes.links(f).prev, f)
+		next = f
+	}
+	if p := sh.parentOf(r); p != 0 {
+		c.children[p]++
+	} else if !r.root {
+		c.unanchored++
+	}
+	return nil
+}
+
+// checkNode verifies the node f of an extent. next is the node after it, 0 for none.
+func (c *shardCheck) checkNode(f, next, id uint32, r *extent) error {
+	sh, nodes := c.sh, &c.sh.table.nodes
+	n := nodes.at(f)
+	c.nodes++
+	c.links += int(n.children())
+	switch {
+	case n.extent() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.storage || n.len() == 0:
+		return fmt.Errorf("node %d of extent %d: %x", f, id, *n)
+	case nodes.links(f).next != next:
+		return fmt.Errorf("node %d of extent %d: next is %d, not %d", f, id, nodes.links(f).next, next)
+	case next != 0 && n.end() > nodes.at(next).off():
+		return fmt.Errorf("nodes %d and %d of extent %d overlap", f, next, id)
+	case next != 0 && n.end() == nodes.at(next).off() && n.children() == 0 && sh.sameHolders(n, nodes.at(next)):
+		return fmt.Errorf("nodes %d and %d of extent %d should be joined", f, next, id)
+	case n[wFirst] != sh.hashAt(r, n.off()) || n[wLast] != sh.hashAt(r, n.end()-1):
+		return fmt.Errorf("node %d of extent %d: first or last hash differs from the storage", f, id)
+	case sh.table.find(n[wFirst]) != f:
+		return fmt.Errorf("node %d of extent %d is not in the table", f, id)
+	}
+	if n.kind()&hasSet != 0 {
+		c.used += int64(setWidth(setRef(n)))
+		if sh.words.setLen(setRef(n), 1) <= listLen {
+			return fmt.Errorf("node %d has a set although a list suffices", f)
+		}
+	}
+	if n.kind()&hasLower != 0 {
+		c.used += 2 * int64(setWidth(lowerRef(n)))
+	}
+	any := false
+	sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
+		any = true
+		byTier := c.sum.cachedBlocks[slot]
+		byTier[tier] += n.len()
+		c.sum.cachedBlocks[slot] = byTier
+		c.entries += n.len()
+	})
+	if !any {
+		return fmt.Errorf("node %d of extent %d has no holder", f, id)
+	}
+	for pos := n.off(); pos < n.end(); pos++ {
+		hash := sh.hashAt(r, pos)
+		if at, twice := c.covered[hash]; twice {
+			return fmt.Errorf("block %x is at %v and at position %d of extent %d", hash, at, pos, id)
+		}
+		c.covered[hash] = blockPos{id, pos}
+	}
+	return nil
+}
+
+// checkCounts compares what checkExtent has counted with the shard's own counts.
+func (c *shardCheck) checkCounts() error {
+	sh, nodes, found := c.sh, &c.sh.table.nodes, 0
+	for f, n := range c.children {
+		if int(nodes.at(f).children()) != n {
+			return fmt.Errorf("node %d counts %d children, has %d", f, nodes.at(f).children(), n)
+		}
+		found += n
+	}
+	if c.unanchored != sh.unanchored || found != c.links {
+		return fmt.Errorf("%d unanchored, %d counted; %d children, %d counted", c.unanchored, sh.unanchored, found, c.links)
+	}
+	if c.extents != sh.extents.live || c.nodes != nodes.live() || c.used != sh.words.inUse {
+		return fmt.Errorf("%d extents, %d nodes, %d words; %d, %d, %d counted",
+			c.extents, c.nodes, c.used, sh.extents.live, nodes.live(), sh.words.inUse)
+	}
+	return nil
+}
+
+// checkLeafList verifies that the list of leaves is connected in both directions and ends.
+func (c *shardCheck) checkLeafList() error {
+	listed := 0
+	for id, older := c.sh.oldest, uint32(0); id != 0; id = c.sh.extents.at(id).newer {
+		if r := c.sh.extents.at(id); !r.inLeafList || r.older != older {
+			return fmt.Errorf("the leaf list is broken at extent %d", id)
+		}
+		older = id
+		if listed++; listed > c.extents {
+			return fmt.Errorf("the leaf list is circular")
+		}
+	}
 	return nil
 }

@@ -2,6 +2,7 @@
 package options
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -215,78 +216,86 @@ var enginePD = map[string]string{"vllm": "nixl", "sglang": "sglang", "trtllm": "
 // WithDefaults returns the options with their defaults, and an error that names an option that cannot be
 // used.
 func (o Options) WithDefaults() (Options, error) {
-	str := func(p *string, d string) {
-		if *p == "" {
-			*p = d
-		}
-	}
-	num := func(p *int, d int) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	dur := func(p *time.Duration, d time.Duration) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	str(&o.Listen, "127.0.0.1:0")
-	str(&o.Role, "aggregated")
-	str(&o.Engine, "vllm")
-	str(&o.PD, enginePD[o.Engine])
-	str(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
-	str(&o.Release, "0.32")
+	setDefault(&o.Release, "0.32")
 	var err error
 	if o.VLLM, err = vllm.ParseRelease(o.Release); err != nil {
 		return o, err
 	}
-	str(&o.Version, o.VLLM.String())
-	if o.Engine == "vllm" {
-		str(&o.Encoding, o.VLLM.Encoding())
+	o.setDefaults()
+	if err := o.checkNames(); err != nil {
+		return o, err
 	}
-	str(&o.Bootstrap, "127.0.0.1:0")
-	str(&o.Loads, "off")
+	if err := o.checkNumbers(); err != nil {
+		return o, err
+	}
+	fits := (o.Blocks - 1) * o.BlockSize
+	setDefault(&o.MaxModelLen, min(fits, 262144))
+	if o.MaxModelLen < 2 || o.MaxModelLen > fits {
+		return o, fmt.Errorf("sim: cannot use max-model-len %d: want 2 to %d, which is the capacity of %d blocks of %d tokens", o.MaxModelLen, fits, o.Blocks-1, o.BlockSize)
+	}
+	return o, nil
+}
+
+// setDefault sets *p to d if it is zero.
+func setDefault[T comparable](p *T, d T) { *p = cmp.Or(*p, d) }
+
+// setDefaults sets all options but Release and MaxModelLen. Some defaults depend on options that are
+// set before them.
+func (o *Options) setDefaults() {
+	setDefault(&o.Listen, "127.0.0.1:0")
+	setDefault(&o.Role, "aggregated")
+	setDefault(&o.Engine, "vllm")
+	setDefault(&o.PD, enginePD[o.Engine])
+	setDefault(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
+	setDefault(&o.Version, o.VLLM.String())
+	if o.Engine == "vllm" {
+		setDefault(&o.Encoding, o.VLLM.Encoding())
+	}
+	setDefault(&o.Bootstrap, "127.0.0.1:0")
+	setDefault(&o.Loads, "off")
 	if o.KVEvents == "off" || o.Engine != "sglang" {
 		o.Loads = "off"
 	}
-	str(&o.Balance, "follow_bootstrap_room")
+	setDefault(&o.Balance, "follow_bootstrap_room")
 	// A decode server of SGLang has no prefix cache: its KV comes from prefill.
 	o.NoPrefixCache = o.NoPrefixCache || o.PD == "sglang" && o.Role == "decode"
-	str(&o.Model, "sim")
+	setDefault(&o.Model, "sim")
 	if o.Engine == "trtllm" { // its events are read over HTTP, which is not simulated
 		o.KVEvents = "off"
-		str(&o.Encoding, "vllm-map")
+		setDefault(&o.Encoding, "vllm-map")
 	}
-	str(&o.Encoding, o.Engine+"-map")
-	str(&o.Scheduling, "fcfs")
-	str(&o.Incomplete, "crash")
-	str(&o.Expired, "stale")
+	setDefault(&o.Encoding, o.Engine+"-map")
+	setDefault(&o.Scheduling, "fcfs")
+	setDefault(&o.Incomplete, "crash")
+	setDefault(&o.Expired, "stale")
 	if o.Expired == oldExpired {
 		o.Expired = "stale"
 	}
-	num(&o.Ranks, 1)
-	num(&o.BufferSteps, 10000)
-	num(&o.BlockSize, 16)
-	num(&o.Blocks, 8192)
-	num(&o.MaxSeqs, 1024)
-	num(&o.MaxBatch, 8192)
-	num(&o.MaxQueue, 65536)
-	num(&o.BodyLimit, 64<<20)
-	num(&o.StreamBuffer, 16<<20)
-	num(&o.Records, 1024)
-	dur(&o.Lease, o.VLLM.Lease())
-	dur(&o.PullTimeout, 30*time.Second)
-	dur(&o.AbortTimeout, 480*time.Second)
-	dur(&o.BootstrapTimeout, 300*time.Second)
-	dur(&o.WaitingTimeout, 300*time.Second)
-	dur(&o.HeartbeatInterval, 5*time.Second)
+	setDefault(&o.Ranks, 1)
+	setDefault(&o.BufferSteps, 10000)
+	setDefault(&o.BlockSize, 16)
+	setDefault(&o.Blocks, 8192)
+	setDefault(&o.MaxSeqs, 1024)
+	setDefault(&o.MaxBatch, 8192)
+	setDefault(&o.MaxQueue, 65536)
+	setDefault(&o.BodyLimit, 64<<20)
+	setDefault(&o.StreamBuffer, 16<<20)
+	setDefault(&o.Records, 1024)
+	setDefault(&o.Lease, o.VLLM.Lease())
+	setDefault(&o.PullTimeout, 30*time.Second)
+	setDefault(&o.AbortTimeout, 480*time.Second)
+	setDefault(&o.BootstrapTimeout, 300*time.Second)
+	setDefault(&o.WaitingTimeout, 300*time.Second)
+	setDefault(&o.HeartbeatInterval, 5*time.Second)
 	o.Cost = o.Cost.WithDefaults()
-	if o.Speed == 0 {
-		o.Speed = 1
-	}
+	setDefault(&o.Speed, 1)
 	if o.Speed < 0 {
 		o.Speed = math.Inf(1)
 	}
+}
+
+// checkNames returns an error for an option whose value is not one of its names.
+func (o *Options) checkNames() error {
 	for _, c := range []struct {
 		name, val string
 		ok        []string
@@ -301,9 +310,14 @@ func (o Options) WithDefaults() (Options, error) {
 		{"kv-encoding", o.Encoding, eventcodec.Encodings()},
 	} {
 		if !slices.Contains(c.ok, c.val) {
-			return o, fmt.Errorf("sim: cannot use %s %q: want %s", c.name, c.val, strings.Join(c.ok, ", "))
+			return fmt.Errorf("sim: cannot use %s %q: want %s", c.name, c.val, strings.Join(c.ok, ", "))
 		}
 	}
+	return nil
+}
+
+// checkNumbers returns an error for an option that is out of its range.
+func (o *Options) checkNumbers() error {
 	for _, c := range []struct {
 		name     string
 		val      int
@@ -318,15 +332,8 @@ func (o Options) WithDefaults() (Options, error) {
 		{"kv-buffer-steps", o.BufferSteps, 1, 1 << 20},
 	} {
 		if c.val < c.min || c.val > c.max {
-			return o, fmt.Errorf("sim: cannot use %s %d: want %d to %d", c.name, c.val, c.min, c.max)
+			return fmt.Errorf("sim: cannot use %s %d: want %d to %d", c.name, c.val, c.min, c.max)
 		}
 	}
-	fits := (o.Blocks - 1) * o.BlockSize
-	if o.MaxModelLen == 0 {
-		o.MaxModelLen = min(fits, 262144)
-	}
-	if o.MaxModelLen < 2 || o.MaxModelLen > fits {
-		return o, fmt.Errorf("sim: cannot use max-model-len %d: want 2 to %d, which is the capacity of %d blocks of %d tokens", o.MaxModelLen, fits, o.Blocks-1, o.BlockSize)
-	}
-	return o, nil
+	return nil
 }

@@ -63,8 +63,37 @@ var operations = map[string]string{
 	"/v1/embeddings": "embeddings",
 }
 
+// appendSpans appends the spans of a request. The span of the request is the parent of all others but
+// of the span stream, whose parent is its leg.
 func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
-	end := r.Received.Add(r.Total)
+	root := rootSpan(r)
+	t := &trace{spans: append(spans, root), root: root}
+	if !r.Tokenize.Began.IsZero() {
+		t.add("tokenize", r.Tokenize, number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+	}
+	if !r.Queue.Began.IsZero() {
+		t.addQueue(r)
+	}
+	for i := range r.Choices {
+		c := &r.Choices[i]
+		attributes := []*commonpb.KeyValue{text("sluice.leg", c.Leg)}
+		if c.Worker != "" {
+			attributes = append(attributes, text("sluice.worker", c.Worker), number("sluice.rank", int64(c.Rank)))
+		}
+		t.add("choose", c.Span, attributes...)
+	}
+	t.addLegs(r)
+	if k := &r.Transfer; k.State != "" {
+		span := t.add("kv_transfer", k.Span, text("sluice.transfer.state", k.State), number("sluice.transfer.bytes", k.Bytes))
+		if k.State != "done" {
+			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: k.State}
+		}
+	}
+	return t.spans
+}
+
+// rootSpan returns the span of the whole request. Its parent is the client's span, if there is one.
+func rootSpan(r *requestlog.Entry) *tracepb.Span {
 	operation := operations[r.Endpoint]
 	name := operation
 	if name == "" {
@@ -74,7 +103,7 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 	}
 	root := &tracepb.Span{
 		TraceId: r.Trace.ID[:], SpanId: r.Trace.Span[:], TraceState: r.Trace.Parent.State, Name: name, Kind: tracepb.Span_SPAN_KIND_SERVER,
-		StartTimeUnixNano: nanos(r.Received), EndTimeUnixNano: nanos(end),
+		StartTimeUnixNano: nanos(r.Received), EndTimeUnixNano: nanos(r.Received.Add(r.Total)),
 		Attributes: []*commonpb.KeyValue{
 			text("http.request.method", cmp.Or(r.Method, "POST")), number("http.response.status_code", int64(r.Status)),
 			text("sluice.request.id", r.ID),
@@ -112,53 +141,58 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 		add(float("gen_ai.server.time_to_first_token", r.FirstToken.Seconds()))
 	}
 	add(boolean("sluice.stream", r.Stream), number("sluice.retries", int64(r.Retries)), number("sluice.migrations", int64(r.Migrations)))
-	if r.Reason != "" {
-		add(text("error.type", r.Reason))
-	}
+	addText("error.type", r.Reason)
 	if r.Status >= 500 || r.Reason != "" && r.Status < 400 {
 		root.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: r.Reason}
 	}
-	spans = append(spans, root)
+	return root
+}
 
-	child := func(parent []byte, id requestlog.SpanID, name string, kind tracepb.Span_SpanKind, s requestlog.Span, attributes ...*commonpb.KeyValue) *tracepb.Span {
-		if id == (requestlog.SpanID{}) {
-			binary.NativeEndian.PutUint64(id[:], mathrand.Uint64()|1)
-		}
-		span := &tracepb.Span{
-			TraceId: root.TraceId, SpanId: id[:], TraceState: root.TraceState, ParentSpanId: parent, Name: name, Kind: kind,
-			StartTimeUnixNano: nanos(s.Began), EndTimeUnixNano: nanos(s.End()), Attributes: attributes,
-		}
-		spans = append(spans, span)
-		return span
+// trace collects the spans of one request.
+type trace struct {
+	spans []*tracepb.Span
+	root  *tracepb.Span
+}
+
+// add adds a step of the router below the root.
+func (t *trace) add(name string, s requestlog.Span, attributes ...*commonpb.KeyValue) *tracepb.Span {
+	return t.addBelow(t.root, requestlog.SpanID{}, name, tracepb.Span_SPAN_KIND_INTERNAL, s, attributes...)
+}
+
+// addBelow adds a span below parent. A zero id stands for a random one.
+func (t *trace) addBelow(parent *tracepb.Span, id requestlog.SpanID, name string, kind tracepb.Span_SpanKind, s requestlog.Span, attributes ...*commonpb.KeyValue) *tracepb.Span {
+	if id == (requestlog.SpanID{}) {
+		binary.NativeEndian.PutUint64(id[:], mathrand.Uint64()|1)
 	}
-	const internal = tracepb.Span_SPAN_KIND_INTERNAL
-	if !r.Tokenize.Began.IsZero() {
-		child(root.SpanId, requestlog.SpanID{}, "tokenize", internal, r.Tokenize, number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+	span := &tracepb.Span{
+		TraceId: t.root.TraceId, SpanId: id[:], TraceState: t.root.TraceState, ParentSpanId: parent.SpanId, Name: name, Kind: kind,
+		StartTimeUnixNano: nanos(s.Began), EndTimeUnixNano: nanos(s.End()), Attributes: attributes,
 	}
-	if !r.Queue.Began.IsZero() {
-		span := child(root.SpanId, requestlog.SpanID{}, "queue", internal, r.Queue)
-		for _, a := range [...][2]string{{"sluice.class", r.Class}, {"sluice.tenant", r.Tenant}} {
-			if a[1] != "" {
-				span.Attributes = append(span.Attributes, text(a[0], a[1]))
-			}
-		}
-		if r.Position > 0 {
-			span.Attributes = append(span.Attributes, number("sluice.queue.position", int64(r.Position)))
+	t.spans = append(t.spans, span)
+	return span
+}
+
+// addQueue adds the span of the wait for admission.
+func (t *trace) addQueue(r *requestlog.Entry) {
+	span := t.add("queue", r.Queue)
+	for _, a := range [...][2]string{{"sluice.class", r.Class}, {"sluice.tenant", r.Tenant}} {
+		if a[1] != "" {
+			span.Attributes = append(span.Attributes, text(a[0], a[1]))
 		}
 	}
-	for i := range r.Choices {
-		c := &r.Choices[i]
-		attributes := []*commonpb.KeyValue{text("sluice.leg", c.Leg)}
-		if c.Worker != "" {
-			attributes = append(attributes, text("sluice.worker", c.Worker), number("sluice.rank", int64(c.Rank)))
-		}
-		child(root.SpanId, requestlog.SpanID{}, "choose", internal, c.Span, attributes...)
+	if r.Position > 0 {
+		span.Attributes = append(span.Attributes, number("sluice.queue.position", int64(r.Position)))
 	}
+}
+
+// addLegs adds a span for each leg, whose id the engine received in traceparent. The span stream,
+// from the first token to the end, is below the leg that delivered the first token.
+func (t *trace) addLegs(r *requestlog.Entry) {
 	first := r.Received.Add(r.FirstToken)
 	streamed := r.FirstToken == 0
 	for i := range r.Legs {
 		l := &r.Legs[i]
-		span := child(root.SpanId, l.SpanID, l.Kind, tracepb.Span_SPAN_KIND_CLIENT, l.Span,
+		span := t.addBelow(t.root, l.SpanID, l.Kind, tracepb.Span_SPAN_KIND_CLIENT, l.Span,
 			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)))
 		if l.Predicted >= 0 {
 			span.Attributes = append(span.Attributes, number("sluice.predicted_cached_tokens", int64(l.Predicted)))
@@ -169,17 +203,10 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 		}
 		if l.Kind != "prefill" && !streamed && !first.Before(l.Began) && !first.After(l.End()) {
 			streamed = true
-			child(span.SpanId, requestlog.SpanID{}, "stream", internal, requestlog.Span{Began: first, Took: l.End().Sub(first)},
+			t.addBelow(span, requestlog.SpanID{}, "stream", tracepb.Span_SPAN_KIND_INTERNAL, requestlog.Span{Began: first, Took: l.End().Sub(first)},
 				number("gen_ai.usage.output_tokens", int64(r.OutputTokens)))
 		}
 	}
-	if t := &r.Transfer; t.State != "" {
-		span := child(root.SpanId, requestlog.SpanID{}, "kv_transfer", internal, t.Span, text("sluice.transfer.state", t.State), number("sluice.transfer.bytes", t.Bytes))
-		if t.State != "done" {
-			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: t.State}
-		}
-	}
-	return spans
 }
 
 func nanos(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
