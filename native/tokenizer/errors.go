@@ -17,14 +17,15 @@ const (
 	CodeNotFound                    // the folder or a file cannot be read
 	CodeUnsupported                 // the files are not ones that the library understands
 	CodeInput                       // not UTF-8, not JSON, or not a request
-	CodeTemplate                    // the template refused the request or failed
+	CodeTemplate                    // the template failed
 	CodeLimit                       // the input, the text or the template's steps exceed a bound
 	CodeDeadline                    // the call took longer than LoadOptions.Timeout
 	CodePanic                       // a defect of the library
 	codeThread                      // internal: this thread may not encode
+	CodeRefused                     // the template refused the request, as in the engines
 )
 
-var codeTexts = [...]string{"", "bad argument", "not found", "unsupported", "bad input", "template error", "over a limit", "timed out", "the library panicked"}
+var codeTexts = [...]string{"", "bad argument", "not found", "unsupported", "bad input", "template error", "over a limit", "timed out", "the library panicked", "unknown", "refused by the template"}
 
 // String returns the code in words; "" for success.
 func (c Code) String() string {
@@ -38,16 +39,19 @@ func (c Code) String() string {
 type Error struct {
 	Verb   string // what failed: "load", "render", "encode", "describe"
 	Code   Code
-	Reason string // for CodeTemplate it can quote the request: show it to the client, never log it
+	Reason string // for CodeTemplate and CodeRefused it can quote the request: show it to the client, never log it
 }
 
 // Error leaves out what may quote a request.
 func (e *Error) Error() string {
-	if e.Code == CodeTemplate || e.Reason == "" {
+	if e.Code == CodeTemplate || e.Code == CodeRefused || e.Reason == "" {
 		return fmt.Sprintf("tokenizer: cannot %s: %s", e.Verb, e.Code)
 	}
 	return fmt.Sprintf("tokenizer: cannot %s: %s: %s", e.Verb, e.Code, e.Reason)
 }
+
+// Refused reports whether the template refused the request. An engine refuses it too.
+func (e *Error) Refused() bool { return e.Code == CodeRefused }
 
 // ErrClosed is the error of a call on a closed model.
 var ErrClosed = errors.New("tokenizer: the model is closed")

@@ -25,12 +25,15 @@ enum sluice_tok_code {
   SLUICE_TOK_NOT_FOUND = 2,   /* the folder or a file cannot be read */
   SLUICE_TOK_UNSUPPORTED = 3, /* the files are not ones that the library understands */
   SLUICE_TOK_INPUT = 4,       /* not UTF-8, not JSON, or not a request */
-  SLUICE_TOK_TEMPLATE = 5,    /* the template refused the request or failed; the text can quote
-                               * the request, so it may go to the client but not to a log */
+  SLUICE_TOK_TEMPLATE = 5,    /* the template failed; the text can quote the request, so it may go to
+                               * the client but not to a log */
   SLUICE_TOK_LIMIT = 6,       /* the input, the text or the template's steps exceed a bound */
   SLUICE_TOK_DEADLINE = 7,    /* the time was over */
   SLUICE_TOK_PANIC = 8,       /* a defect of the library; the model can still be used */
-  SLUICE_TOK_THREAD = 9       /* this thread may not encode, see SLUICE_TOK_ADMIT */
+  SLUICE_TOK_THREAD = 9,      /* this thread may not encode, see SLUICE_TOK_ADMIT */
+  SLUICE_TOK_REFUSED = 10     /* the template called raise_exception, or the text lacks the message to
+                               * continue: an engine refuses the request too. The text as with
+                               * SLUICE_TOK_TEMPLATE */
 };
 
 /* A loaded model. */

@@ -190,7 +190,7 @@ func TestErrors(t *testing.T) {
 		"empty messages":      {"", `{"messages":[]}`, CodeInput, "messages"},
 		"unknown member":      {"", `{"messages":[{}],"model":"x"}`, CodeInput, "model"},
 		"deep":                {"", `{"messages":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`, CodeInput, "128 levels"},
-		"raise_exception":     {"{{ raise_exception('no ' ~ messages[0].content) }}", chat, CodeTemplate, "no secret"},
+		"raise_exception":     {"{{ raise_exception('no ' ~ messages[0].content) }}", chat, CodeRefused, "no secret"},
 		"syntax":              {"{% if %}", chat, CodeTemplate, ""},
 		"endless loop":        {"{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% set x = a %}{% endfor %}{% endfor %}{% endfor %}", chat, CodeLimit, "steps"},
 		"doubling":            {"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", chat, CodeLimit, "steps"},

@@ -16,9 +16,10 @@ pub enum Code {
     Deadline = 7,
     Panic = 8,
     Thread = 9,
+    Refused = 10,
 }
 
-/// An error and what it is about. The text of `Template` can quote the request.
+/// An error and what it is about. The texts of `Template` and `Refused` can quote the request.
 #[derive(Debug)]
 pub struct Error {
     pub code: Code,
@@ -36,6 +37,9 @@ impl Error {
     }
     pub fn template(text: impl Into<String>) -> Error {
         Error::new(Code::Template, text)
+    }
+    pub fn refused(text: impl Into<String>) -> Error {
+        Error::new(Code::Refused, text)
     }
 }
 

@@ -68,6 +68,10 @@ impl<'a> Parser<'a> {
             b't' => self.word("true", Value::from(true)),
             b'f' => self.word("false", Value::from(false)),
             b'n' => self.word("null", Value::from(())),
+            // Python reads these too, and what it reads can reach a template.
+            b'N' => self.word("NaN", Value::from(f64::NAN)),
+            b'I' => self.word("Infinity", Value::from(f64::INFINITY)),
+            b'-' if self.text[self.at..].starts_with("-I") => self.word("-Infinity", Value::from(f64::NEG_INFINITY)),
             b'-' | b'0'..=b'9' => self.number(),
             _ => Err(self.fail("no value")),
         }
@@ -536,7 +540,9 @@ mod tests {
         let v = parse(br#" {"b":[1,2.50,{}],"a":"\u00e9\n\ud83d\ude00","n":123456789012345678901234567890} "#).unwrap();
         let got = dumps(&v, &Dumps::default(), 1 << 20).unwrap();
         assert_eq!(got, "{\"b\": [1, 2.5, {}], \"a\": \"é\\n😀\", \"n\": 123456789012345678901234567890}");
-        for bad in ["", "{", "[1,]", "\"\\ud800\"", "01", "[1] 2", "nul", "{\"a\" 1}", "\"\u{1}\""] {
+        let v = parse(br#"[NaN, Infinity,-Infinity, "NaN"]"#).unwrap();
+        assert_eq!(dumps(&v, &Dumps::default(), 1 << 20).unwrap(), "[NaN, Infinity, -Infinity, \"NaN\"]");
+        for bad in ["-NaN", "nan", "Inf", "-Inf", "NaN1", "", "{", "[1,]", "\"\\ud800\"", "01", "[1] 2", "nul", "{\"a\" 1}", "\"\u{1}\""] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad:?} was accepted");
         }
     }

@@ -95,7 +95,10 @@ impl Template {
         if let Err(e) = done {
             return Err(match e.kind() {
                 ErrorKind::OutOfFuel => Error::new(Code::Limit, "the template takes too many steps"),
-                _ => Error::template(describe(&e)),
+                _ => match raised(&e) {
+                    Some(text) => Error::refused(text),
+                    None => Error::template(describe(&e)),
+                },
             });
         }
         match tail {
@@ -143,17 +146,22 @@ impl std::io::Write for Bounded {
     }
 }
 
-/// The text of an error: the template's own words if it called `raise_exception`.
-fn describe(e: &JinjaError) -> String {
+/// What the template said if it called `raise_exception`.
+fn raised(e: &JinjaError) -> Option<String> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(e);
     while let Some(c) = cause {
         if let Some(r) = c.downcast_ref::<Raised>() {
-            return r.0.clone();
+            return Some(r.0.clone());
         }
         cause = c.source();
     }
+    None
+}
+
+/// The text of another error.
+fn describe(e: &JinjaError) -> String {
     let mut text = format!("{e}");
-    cause = std::error::Error::source(e);
+    let mut cause = std::error::Error::source(e);
     while let Some(c) = cause {
         let _ = write!(text, ": {c}");
         cause = c.source();
@@ -539,7 +547,7 @@ impl Request {
 
 /// Appends the tag to the last message's text.
 fn tag_tail(messages: &Value, field: &str, source: &str) -> Result<(Value, String)> {
-    let no = |what: &str| Error::template(format!("continue_final_message: {what}"));
+    let no = |what: &str| Error::refused(format!("continue_final_message: {what}"));
     let list = messages.downcast_object_ref::<List>().ok_or_else(|| no("no messages"))?;
     let mut list = List(list.0.clone());
     let last = list.0.last_mut().ok_or_else(|| no("no messages"))?;
@@ -574,7 +582,7 @@ fn cut_tail(text: Vec<u8>, tail: &str) -> Result<Vec<u8>> {
     let bare = CONTINUE_TAG.trim_end();
     let at = text.rfind(bare).filter(|_| text.contains(tail.trim_matches(is_space)));
     let Some(at) = at else {
-        return Err(Error::template("continue_final_message is set but the final message does not appear in the chat after applying the chat template"));
+        return Err(Error::refused("continue_final_message is set but the final message does not appear in the chat after applying the chat template"));
     };
     let spaced = text[at..].starts_with(CONTINUE_TAG);
     text.truncate(at);

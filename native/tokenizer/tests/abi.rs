@@ -13,6 +13,7 @@ const UNSUPPORTED: c_int = 3;
 const INPUT: c_int = 4;
 const TEMPLATE: c_int = 5;
 const PANIC: c_int = 8;
+const REFUSED: c_int = 10;
 
 /// `struct sluice_tok_result`, whose fields the library keeps to itself.
 #[repr(C)]
@@ -176,7 +177,7 @@ fn templates_render_or_fail() {
     let chat = br#"{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true}"#;
     assert_eq!(m.render(b"", chat), (OK, b"<|begin|>user: hi<|end|>\nassistant:".to_vec()));
     assert_eq!(m.render(b"{{ messages[0].content }}", chat), (OK, b"hi".to_vec()));
-    for (template, code) in [(&b"{% if %}"[..], TEMPLATE), (b"{{ raise_exception('x') }}", TEMPLATE), (b"{{ '\xff' }}", INPUT)] {
+    for (template, code) in [(&b"{% if %}"[..], TEMPLATE), (b"{{ raise_exception('x') }}", REFUSED), (b"{{ '\xff' }}", INPUT)] {
         assert_eq!(m.render(template, chat).0, code);
     }
     for n in 0..chat.len() {
