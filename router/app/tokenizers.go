@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"sluice/native/tokenizer"
@@ -265,7 +267,8 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 		t.log.Info("whole prompts are encoded each time", "model", name, "reason", err)
 		rules = nil
 	}
-	template := chatTemplate(from.dir)
+	templates := chatTemplates(from.dir)
+	template := templates["default"]
 	settings := chatinput.Settings{CodeRendered: code != "", Developer: chatinput.KnowsDeveloper(template)}
 	switch from.format {
 	case "openai":
@@ -273,6 +276,9 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 	case "string":
 	default:
 		settings.Parts = chatinput.ContentParts(template)
+	}
+	if code == "" {
+		tryTemplates(&settings, templates, model)
 	}
 	return t.to.NewInProcess(name, model, rules, settings)
 }
@@ -327,21 +333,54 @@ func renderedByCode(dir, format string) (string, error) {
 	return "", nil
 }
 
-// chatTemplate returns the folder's default template, "" if it has none.
-func chatTemplate(dir string) string {
+// tryTemplates sets what vLLM finds by rendering: how it treats system messages between others, and how
+// thinking is disabled.
+func tryTemplates(s *chatinput.Settings, templates map[string]string, model tokenize.NativeModel) {
+	render := renderer(model)
+	s.MergeSystem = chatinput.MergesSystem(templates["default"], render)
+	if t, ok := templates["tool_use"]; ok && !s.MergeSystem {
+		s.MergeSystem = chatinput.MergesSystem(t, render)
+	}
+	s.DisabledEffort = chatinput.FindDisabledEffort(s, func(input []byte) ([]byte, error) { return render("", input) })
+}
+
+// renderer returns a function that renders with a template of any source, "" for the model's own.
+func renderer(model tokenize.NativeModel) func(template string, input []byte) ([]byte, error) {
+	return func(template string, input []byte) (text []byte, err error) {
+		_, err = model.Prompt(nil, template, input, false, func(t []byte) []byte {
+			text = bytes.Clone(t)
+			return nil
+		})
+		return text, err
+	}
+}
+
+// chatTemplates returns the folder's templates by name; one alone is called "default".
+func chatTemplates(dir string) map[string]string {
+	all := map[string]string{}
 	if text, err := os.ReadFile(filepath.Join(dir, "chat_template.jinja")); err == nil {
-		return string(text)
+		all["default"] = string(text)
+	}
+	more, _ := filepath.Glob(filepath.Join(dir, "additional_chat_templates", "*.jinja"))
+	for _, file := range more {
+		if text, err := os.ReadFile(file); err == nil {
+			all[strings.TrimSuffix(filepath.Base(file), ".jinja")] = string(text)
+		}
+	}
+	if len(all) > 0 {
+		return all
 	}
 	var c struct {
 		Template json.RawMessage `json:"chat_template"`
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
 	if err != nil || json.Unmarshal(text, &c) != nil {
-		return ""
+		return all
 	}
 	var one string
 	if json.Unmarshal(c.Template, &one) == nil {
-		return one
+		all["default"] = one
+		return all
 	}
 	var list []struct {
 		Name     string `json:"name"`
@@ -349,11 +388,9 @@ func chatTemplate(dir string) string {
 	}
 	_ = json.Unmarshal(c.Template, &list)
 	for _, l := range list {
-		if l.Name == "default" {
-			return l.Template
-		}
+		all[l.Name] = l.Template
 	}
-	return ""
+	return all
 }
 
 // close stops loading and closes the models. Requests have ended.

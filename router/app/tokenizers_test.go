@@ -16,6 +16,7 @@ import (
 	"sluice/native/tokenizer"
 	"sluice/router/config"
 	"sluice/router/tokenize"
+	"sluice/router/tokenize/chatinput"
 	"sluice/router/tokenize/incremental"
 	"sluice/router/worker"
 )
@@ -274,5 +275,58 @@ func TestRealLibrary(t *testing.T) {
 	}
 	if !slices.Equal(chat.Tokens, rendered.Tokens) || len(chat.Tokens) == 0 {
 		t.Errorf("the chat has the ids %v, its text %v", chat.Tokens, rendered.Tokens)
+	}
+}
+
+// TestTemplatesAreTried: the results are those of vLLM 0.32 for the same templates
+// (AnthropicServingMessages._detect_merge_inline_system and _probe_disabled_thinking_effort).
+func TestTemplatesAreTried(t *testing.T) {
+	l, err := tokenizer.Open("")
+	if err != nil {
+		t.Skipf("no tokenizer library; make builds it where cargo is installed: %v", err)
+	}
+	m, _, err := (nativeLibrary{l, tokenizer.LoadOptions{}}).load("../../native/tokenizer/testdata/tiny")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	const show = `{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}`
+	for template, want := range map[string]bool{
+		show:                                   false,
+		`{{ bos_token }}` + show:               false,
+		`{{ bos_token + 'x' }}` + show:         true,
+		`{{ 'x' + bos_token }}` + show:         true,
+		`{{ bos_token ~ 'x' }}` + show:         false,
+		`{% generation %}x{% endgeneration %}`: true,
+		`{# {% generation %} #}` + show:        false,
+		`{{ strftime_now('%Y') }}` + show:      true,
+		`{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}` + show:                       false,
+		`{% if tools is not none %}{% for t in tools %}{{ t }}{% endfor %}{{ tools | length }}{% endif %}`: false,
+		`{% if tools is none %}{{ raise_exception('x') }}{% endif %}` + show:                               false,
+		`{% if tools is not defined %}{{ raise_exception('x') }}{% endif %}` + show:                        true,
+		`{{ documents.title }}` + show: true,
+		`{% macro no(x) %}{{ raise_exception(x) }}{% endmacro %}{% if messages | length > 4 %}{{ no('x') }}{% endif %}` + show:                                                                                           false,
+		`{% macro no(x) %}{{ raise_exception(x) }}{% endmacro %}{% if messages | length > 3 %}{{ no('x') }}{% endif %}` + show:                                                                                           true,
+		`{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}`:                                                                         true,
+		`{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                                                                            false,
+		`{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('x') }}{% endif %}{% endfor %}`: false,
+		`{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('x') }}{% endif %}{% endfor %}`:                                                                                  true,
+	} {
+		var s chatinput.Settings
+		if tryTemplates(&s, map[string]string{"default": template}, m); s.MergeSystem != want {
+			t.Errorf("%s: merges system messages %v, want %v", template, s.MergeSystem, want)
+		}
+	}
+	for template, want := range map[string]string{
+		show: "low",
+		show + `{% if not enable_thinking | default(true) %}<think></think>{% endif %}`: "none",
+		show + `{{ reasoning_effort }}`: "none",
+		show + `{% if reasoning_effort not in ['low', 'high'] %}{{ raise_exception('x') }}{% endif %}`: "low",
+		show + `{% if reasoning_effort in ['low', 'high'] %}{{ reasoning_effort }}{% endif %}`:         "low",
+	} {
+		render := func(input []byte) ([]byte, error) { return renderer(m)(template, input) }
+		if got := chatinput.FindDisabledEffort(new(chatinput.Settings), render); got != want {
+			t.Errorf("%s: thinking is disabled by %q, want %q", template, got, want)
+		}
 	}
 }

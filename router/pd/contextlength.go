@@ -73,6 +73,24 @@ func (q *request) contextLength(tokens int64) (longest int) {
 	return longest
 }
 
+// Contexts returns the shortest and the longest context of the ranks that may run the request, in
+// tokens; 0 if one is unknown.
+func (q *request) Contexts() (shortest, longest int) {
+	for _, ranks := range [...][]*worker.Rank{q.plan.Whole, q.plan.Prefill, q.plan.Decode} {
+		for _, r := range ranks {
+			n := r.Worker.Info().MaxModelLen
+			if n == 0 {
+				return 0, 0
+			}
+			if shortest == 0 || n < shortest {
+				shortest = n
+			}
+			longest = max(longest, n)
+		}
+	}
+	return shortest, longest
+}
+
 // maxTokensMember returns the member that bounds the output, by the name in the engine's errors, and
 // its value.
 func maxTokensMember(kind front.Kind, doc *jsonscan.Doc) (name string, n int64) {

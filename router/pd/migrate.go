@@ -99,7 +99,7 @@ func (q *request) hasExactPrompt() bool {
 	case tokenize.FromRequest, tokenize.FromEngine, tokenize.FromCache:
 		return len(q.prompt.Tokens) > 0 && len(q.prompt.Tokens) == q.prompt.Count
 	case tokenize.FromNative:
-		return q.prompt.Verified && len(q.prompt.Tokens) > 0
+		return q.prompt.Verified && len(q.prompt.Tokens) > 0 && len(q.prompt.Tokens) == q.prompt.Count
 	}
 	return false
 }

@@ -43,7 +43,7 @@ func (q *request) sendsPromptIDs(prefill *worker.Rank) bool {
 
 func (q *request) promptForm(prefill *worker.Rank) string {
 	info := prefill.Worker.Info()
-	if q.prompt.Source != tokenize.FromNative || !q.plan.Traits.PromptIDs || info.Engine != "vllm" || !family.AcceptsIDs(&q.handover, prefill) {
+	if q.prompt.Source != tokenize.FromNative || len(q.prompt.Tokens) != q.prompt.Count || !q.plan.Traits.PromptIDs || info.Engine != "vllm" || !family.AcceptsIDs(&q.handover, prefill) {
 		return promptText
 	}
 	incarnation := q.settings.Fleet.Incarnation(prefill)

@@ -154,7 +154,7 @@ func (q *request) tokenizeInProcess(kind tokenize.Kind, r *worker.Rank, ep *upst
 	}
 	query := tokenize.NativeQuery{
 		Model: q.pool.Model, Kind: kind, Doc: &q.req.Doc, Scope: uint64(q.promptSalt()),
-		Endpoint: ep, Incarnation: q.settings.Fleet.Incarnation(r),
+		Endpoint: ep, Incarnation: q.settings.Fleet.Incarnation(r), Contexts: q,
 	}
 	if info := r.Worker.Info(); !slices.Contains(info.Adapters, q.pool.Model) {
 		query.Base = info.Base

@@ -1,7 +1,9 @@
 package tokenize
 
 import (
+	"bytes"
 	"cmp"
+	"errors"
 	"slices"
 	"strconv"
 	"sync"
@@ -27,7 +29,8 @@ type InProcess struct {
 	name     string
 	settings chatinput.Settings
 	encoder  *incremental.Encoder
-	longest  int // Prompt.LongestToken
+	rules    *incremental.Rules // nil: not known
+	longest  int                // Prompt.LongestToken
 
 	prompts atomic.Uint64
 
@@ -57,7 +60,7 @@ type Mismatch struct {
 
 // NewInProcess returns an InProcess. rules may be nil.
 func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremental.Rules, settings chatinput.Settings) (*InProcess, error) {
-	n := &InProcess{name: name, settings: settings, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}, equal: map[checkKey]uint32{}}
+	n := &InProcess{name: name, settings: settings, rules: rules, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}, equal: map[checkKey]uint32{}}
 	if rules != nil {
 		n.longest = rules.LongestAdded
 	}
@@ -104,6 +107,14 @@ type NativeQuery struct {
 	// Endpoint is an engine to compare with, nil if none; Incarnation is that of its process.
 	Endpoint    *upstream.Endpoint
 	Incarnation uint32
+	// Contexts is asked only for prompts that may be cut to the model's context; nil: not known.
+	Contexts Contexts
+}
+
+// Contexts knows the engines that may run a request.
+type Contexts interface {
+	// Contexts returns the shortest and the longest of their contexts in tokens, 0 if one is not known.
+	Contexts() (shortest, longest int)
 }
 
 var nativeAPIs = [...]struct {
@@ -135,7 +146,8 @@ func (w *nativeWork) put() {
 // PromptInProcess sets dst to the prompt's ids, and the hashes of their blocks with q.Scope as the
 // salt, if they can be found in this process. Otherwise it returns false and leaves dst to Prompt. It
 // calls the library once, for at most the library's own timeout, and not at all for a completion
-// that is cached.
+// that is cached. A request that the engines refuse has no ids: its prompt is what Prompt finds
+// without an engine.
 func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	n := t.native(q)
 	if n == nil {
@@ -150,9 +162,9 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	}
 	w := nativeWorks.Get()
 	if reason := w.input.Read(nativeAPIs[q.Kind].api, q.Doc.Body, &n.settings); reason != "" {
-		t.unmodelled.Add(1)
+		refused := w.input.Refused
 		w.put()
-		return false
+		return t.withoutIDs(dst, q, refused, &t.unmodelled)
 	}
 	out := incremental.Output{IDs: dst.Tokens[:0], Blocks: dst.Blocks[:0]}
 	var found incremental.Result
@@ -163,22 +175,54 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 		found, err = n.encoder.EncodeChat(&out, q.Scope, w.input.Chat, w.input.AddSpecial)
 	}
 	if err != nil { // w belongs to the call, which may still run
-		t.nativeFailed.Add(1)
-		return false
+		var refusal interface{ Refused() bool }
+		return t.withoutIDs(dst, q, errors.As(err, &refusal) && refusal.Refused(), &t.nativeFailed)
 	}
+	ids, known := n.truncate(out.IDs, w.input.Truncation, q, w.input.AddSpecial, found.Bytes)
+	several := w.input.Prompts > 1
 	w.put()
-	ids := out.IDs
+	if !known { // an engine's /tokenize does not cut
+		t.unmodelled.Add(1)
+		return t.withoutIDs(dst, q, true, nil)
+	}
+	cut := len(ids) < len(out.IDs)
+	if cut {
+		out.Blocks = out.Blocks[:0]
+	}
+	count := len(ids)
+	if several {
+		count += otherTokens(q)
+	}
 	*dst = Prompt{
-		Source: FromNative, Tokens: ids, Count: len(ids), Blocks: out.Blocks, BlockSalt: blockhash.Salt(q.Scope),
+		Source: FromNative, Tokens: ids, Count: count, Blocks: out.Blocks, BlockSalt: blockhash.Salt(q.Scope),
 		TextBytes: found.Bytes, LongestToken: n.longest, Verified: verified, buf: dst.buf,
 	}
 	t.sources[FromNative].Add(1)
 	t.nativeCached.Add(uint64(found.Cached))
 	t.nativeEncoded.Add(uint64(found.Encoded))
 	if n.chooseCheck(q, t.opt.Load().VerifyRatio) {
-		t.check(n, q, ids)
+		t.check(n, q, ids, cut)
 	}
 	return true
+}
+
+// withoutIDs is the end of PromptInProcess for a prompt that has no ids here. If the engines refuse the
+// request, none is asked for them; otherwise the prompt is counted.
+func (t *Tokenizer) withoutIDs(dst *Prompt, q *NativeQuery, refused bool, counter *atomic.Uint64) bool {
+	if refused {
+		t.Prompt(dst, q.Kind, q.Doc, nil, nil)
+		return true
+	}
+	counter.Add(1)
+	return false
+}
+
+// otherTokens estimates the tokens of a completion's prompts after the first.
+func otherTokens(q *NativeQuery) int {
+	w := getWork()
+	defer w.put()
+	w.read(q.Kind, q.Doc)
+	return w.extraTokens
 }
 
 // native returns the model that tokenizes q's prompt in this process, nil if there is none.
@@ -250,12 +294,12 @@ func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
 // checkTimeout is the timeout of a comparison, which no request waits for.
 const checkTimeout = 10 * time.Second
 
-// check compares ids with the engine's in the background.
-func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32) {
+// check compares ids with the engine's in the background. cut says that they are not all of the text's.
+func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) {
 	body, kind, ep, incarnation := slices.Clone(q.Doc.Body), q.Kind, q.Endpoint, q.Incarnation
 	ids = slices.Clone(ids)
 	go func() {
-		want, err := t.engineIDs(kind, body, ep)
+		want, err := t.engineIDs(kind, body, ep, cut)
 		n.mu.Lock()
 		n.checking = false
 		if err == nil || isUnsupported(err) { // after other errors the next prompt is compared
@@ -301,8 +345,8 @@ func firstDifference(a, b []uint32) int {
 }
 
 // engineIDs asks an engine for the ids of a request: vLLM's render endpoints (0.30 and later) take
-// the request as it is; /tokenize takes what Prompt would send.
-func (t *Tokenizer) engineIDs(kind Kind, body []byte, ep *upstream.Endpoint) ([]uint32, error) {
+// the request as it is; /tokenize takes what Prompt would send, and cuts nothing.
+func (t *Tokenizer) engineIDs(kind Kind, body []byte, ep *upstream.Endpoint, cut bool) ([]uint32, error) {
 	ids, err := postForIDs(ep, nativeAPIs[kind].path+"/render", [][]byte{body}, len(body), "token_ids")
 	if err == nil || !isUnsupported(err) {
 		return ids, err
@@ -314,11 +358,22 @@ func (t *Tokenizer) engineIDs(kind Kind, body []byte, ep *upstream.Endpoint) ([]
 	w := getWork()
 	defer w.put()
 	w.read(kind, &doc)
-	if w.skipReason != "" || w.text == nil {
+	if w.skipReason != "" || w.text == nil || cut || isIncomplete(kind, &doc) {
 		return nil, errUnsupported
 	}
 	w.compose(&doc)
 	return w.post(nil, ep, nil, time.Now().Add(checkTimeout))
+}
+
+// unsent are members that change a prompt and that /tokenize does not take.
+var unsent = []string{"reasoning_effort", "documents", "reasoning", "thinking", "output_config"}
+
+// isIncomplete reports whether /tokenize may give other ids than the request's own API.
+func isIncomplete(kind Kind, doc *jsonscan.Doc) bool {
+	vals := make([]jsonscan.Value, len(unsent))
+	jsonscan.Members(doc.Body, vals, unsent...)
+	return slices.ContainsFunc(vals, func(v jsonscan.Value) bool { return v.Kind > jsonscan.Null }) ||
+		kind == Messages && bytes.Contains(doc.Raw(jsonscan.KeyMessages), []byte(`"system"`)) // it may be moved to the start
 }
 
 func postForIDs(ep *upstream.Endpoint, path string, body [][]byte, size int, member string) ([]uint32, error) {

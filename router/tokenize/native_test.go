@@ -14,6 +14,7 @@ import (
 
 	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
 	"sluice/router/tokenize/chatinput"
 	"sluice/router/tokenize/incremental"
 )
@@ -21,8 +22,9 @@ import (
 // byteModel is a double of native/tokenizer.Model that is a tokenizer all the same: an id for each
 // byte, and one for each added token. Its template is ChatML.
 type byteModel struct {
-	skew bool // the generation prompt differs from the engine's
-	fail bool
+	skew   bool // the generation prompt differs from the engine's
+	fail   bool
+	refuse bool // the template raises an exception
 }
 
 const (
@@ -59,7 +61,15 @@ func (m *byteModel) Prompt(dst []uint32, _ string, input []byte, addSpecial bool
 	return dst, nil
 }
 
+// refusal is the error of a template that raises an exception.
+type refusal struct{ error }
+
+func (refusal) Refused() bool { return true }
+
 func (m *byteModel) render(input []byte) (dst []byte, err error) {
+	if m.refuse {
+		return dst, &refusal{errors.New("no")}
+	}
 	var in struct {
 		Messages []struct{ Role, Content string }
 	}
@@ -200,7 +210,7 @@ func TestInProcess(t *testing.T) {
 			if !ok || p.Source != FromNative || p.Count != len(p.Tokens) {
 				t.Fatalf("%v: %v from %v, %d ids, count %d", kind, ok, p.Source, len(p.Tokens), p.Count)
 			}
-			if want, err := tk.engineIDs(kind, []byte(body), e.ep); err != nil || !slices.Equal(p.Tokens, want) {
+			if want, err := tk.engineIDs(kind, []byte(body), e.ep, false); err != nil || !slices.Equal(p.Tokens, want) {
 				t.Errorf("%v: ids %v, the engine's %v (%v)", kind, p.Tokens, want, err)
 			}
 			awaitChecks(t, tk, checks+1)
@@ -368,6 +378,114 @@ func TestNotInProcess(t *testing.T) {
 	}
 	if _, ok := ask(t, New(Options{}), Chat, hello(1), nil, 0); ok {
 		t.Error("tokenized without a model")
+	}
+}
+
+// TestRefusedByEngines: no engine is asked for the ids of a request that it refuses.
+func TestRefusedByEngines(t *testing.T) {
+	e := newRenderEngine(t)
+	model := new(byteModel)
+	tk, _, _ := withModel(t, model)
+	ask1 := func(kind Kind, body string) {
+		t.Helper()
+		if p, ok := ask(t, tk, kind, body, e, 1); !ok || p.Source != FromText || len(p.Tokens) > 0 || p.Count == 0 {
+			t.Errorf("%s: used %v, source %v, %d ids, count %d; want the text", body, ok, p.Source, len(p.Tokens), p.Count)
+		}
+	}
+	ask1(Chat, `{"model":"m","messages":[{"role":"user","content":"hello"}],"tools":[]}`)
+	ask1(Messages, `{"model":"m","messages":[{"role":"tool","content":"hello"}]}`)
+	model.refuse = true
+	ask1(Chat, hello(1))
+	if s := tk.Stats(); s.FromText != 3 || s.Unmodelled != 0 || s.NativeFailed != 0 || len(e.asked()) > 0 {
+		t.Errorf("stats %+v, asked %q", s, e.asked())
+	}
+}
+
+// TestSeveralPrompts: of a completion with several prompts the ids are those of the first, and the
+// others are estimated.
+func TestSeveralPrompts(t *testing.T) {
+	tk, _, _ := withModel(t, new(byteModel))
+	p, ok := ask(t, tk, Completion, `{"model":"m","prompt":["once upon","a time there was"]}`, nil, 0)
+	want, _ := new(byteModel).Encode(nil, []byte("once upon"), true)
+	if !ok || !slices.Equal(p.Tokens, want) || p.Count != len(want)+tokensOf(len(`"a time there was"`)) {
+		t.Errorf("used %v, ids %v, count %d", ok, p.Tokens, p.Count)
+	}
+	if p, ok = ask(t, tk, Completion, `{"model":"m","prompt":["once upon"]}`, nil, 0); !ok || p.Count != len(want) {
+		t.Errorf("one prompt: used %v, count %d", ok, p.Count)
+	}
+}
+
+// contexts are the contexts of a request's engines.
+type contexts [2]int
+
+func (c contexts) Contexts() (shortest, longest int) { return c[0], c[1] }
+
+// TestTruncation: a prompt is cut as vLLM 0.32 cuts it (TokenizeParams); without ids, where what it keeps is
+// not known, no engine is asked.
+func TestTruncation(t *testing.T) {
+	tk, n, _ := withModel(t, new(byteModel))
+	n.longest = 10 // characters of a token
+	completion := func(members string) string { return `{"model":"m","prompt":"abcdef",` + members + `}` }
+	for _, c := range []struct {
+		kind   Kind
+		body   string
+		engine contexts
+		want   []uint32 // nil: not known
+	}{
+		{Completion, completion(`"truncate_prompt_tokens":10`), contexts{}, []uint32{999, 'a', 'b', 'c', 'd', 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":7`), contexts{}, []uint32{999, 'a', 'b', 'c', 'd', 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":3`), contexts{}, []uint32{999, 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":3,"add_special_tokens":false`), contexts{}, []uint32{'d', 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":3,"truncation_side":"left"`), contexts{20, 20}, []uint32{'d', 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":3,"truncation_side":"right"`), contexts{20, 20}, []uint32{999, 'a', 'b'}},
+		{Completion, completion(`"truncate_prompt_tokens":3,"truncation_side":"right"`), contexts{}, nil},
+		{Completion, `{"model":"m","prompt":"` + strings.Repeat("x", 201) + `","truncate_prompt_tokens":3,"truncation_side":"left"}`, contexts{20, 20}, nil},
+		{Completion, completion(`"truncate_prompt_tokens":-1`), contexts{5, 5}, []uint32{999, 'd', 'e', 'f'}}, // 16 tokens of output are asked for
+		{Completion, completion(`"truncate_prompt_tokens":-1,"max_tokens":0`), contexts{5, 5}, []uint32{999, 'c', 'd', 'e', 'f'}},
+		{Completion, completion(`"truncate_prompt_tokens":-1`), contexts{}, nil},
+		{Completion, completion(`"truncate_prompt_tokens":-1`), contexts{5, 9}, nil},
+		{Completion, completion(`"truncate_prompt_tokens":-1`), contexts{8, 20}, []uint32{999, 'a', 'b', 'c', 'd', 'e', 'f'}},
+		{Responses, `{"model":"m","input":"x","truncation":"auto"}`, contexts{5, 5}, []uint32{999, 'a', 'n', 't', '\n'}},
+	} {
+		var p Prompt
+		q := NativeQuery{Model: "m", Kind: c.kind, Doc: scanned(t, c.body), Contexts: c.engine}
+		ok := tk.PromptInProcess(&p, &q)
+		if c.want == nil {
+			if !ok || p.Source != FromText {
+				t.Errorf("%s with contexts %v: used %v, source %v, ids %v", c.body, c.engine, ok, p.Source, p.Tokens)
+			}
+			continue
+		}
+		if !ok || !slices.Equal(p.Tokens, c.want) || p.Count != len(c.want) {
+			t.Errorf("%s with contexts %v: used %v, ids %v, count %d, want %v", c.body, c.engine, ok, p.Tokens, p.Count, c.want)
+		}
+		if all := blockhash.Seqs(nil, p.BlockSalt, p.Tokens, incremental.BlockSize); len(p.Blocks) > 0 && !slices.Equal(p.Blocks, all) {
+			t.Errorf("%s: the blocks are not those of the ids", c.body)
+		}
+	}
+}
+
+// TestPromptsBeyondTokenize: /tokenize, which cuts nothing and does not know all members, is not asked for
+// prompts whose ids it would give wrongly.
+func TestPromptsBeyondTokenize(t *testing.T) {
+	e := newRenderEngine(t)
+	e.noRender = true
+	tk, _, reports := withModel(t, new(byteModel))
+	for i, c := range []struct {
+		kind Kind
+		body string
+	}{
+		{Completion, `{"model":"m","prompt":"abcdef","truncate_prompt_tokens":3}`},
+		{Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"reasoning_effort":"low"}`},
+		{Messages, `{"model":"m","messages":[{"role":"user","content":"x"},{"role":"system","content":"y"}]}`},
+	} {
+		if p, ok := ask(t, tk, c.kind, c.body, e, 1); !ok || p.Source != FromNative {
+			t.Errorf("%s: used %v, source %v", c.body, ok, p.Source)
+		}
+		awaitChecks(t, tk, uint64(i+1))
+	}
+	if s := tk.Stats(); s.ChecksFailed != 3 || len(reports) > 0 || slices.Contains(e.asked(), "/tokenize") {
+		t.Errorf("stats %+v, asked %q", s, e.asked())
 	}
 }
 

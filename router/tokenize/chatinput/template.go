@@ -1,6 +1,7 @@
 package chatinput
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strings"
@@ -199,4 +200,46 @@ func untilClose(s string) string {
 		}
 	}
 	return s
+}
+
+// bare makes undefined what a template does not have where vLLM tries it for MergesSystem.
+const bare = "{%- set bos_token = sluice_undefined %}{% set eos_token = sluice_undefined %}{% set unk_token = sluice_undefined %}{% set sep_token = sluice_undefined %}" +
+	"{% set pad_token = sluice_undefined %}{% set cls_token = sluice_undefined %}{% set mask_token = sluice_undefined %}{% set tools = sluice_undefined %}" +
+	"{% set documents = sluice_undefined %}{% set raise_exception = sluice_undefined %}{% set strftime_now = sluice_undefined %}"
+
+// MergesSystem reports whether vLLM joins the system messages of a Messages request to one at the
+// start, by its own rule (entrypoints/anthropic/serving.py, _detect_merge_inline_system): it does if
+// the template fails for a conversation with a second one, tried without the functions, special tokens
+// and tags that transformers adds to Jinja. render renders a template of any source.
+func MergesSystem(template string, render func(template string, input []byte) ([]byte, error)) bool {
+	if template == "" || slices.Contains(parseTags(template).code, "generation") {
+		return true
+	}
+	_, err := render(bare+template, []byte(`{"messages":[{"role":"system","content":"t"},{"role":"user","content":"t"},{"role":"system","content":"t"},{"role":"user","content":"t"}],"add_generation_prompt":false}`))
+	return err != nil
+}
+
+// FindDisabledEffort returns the reasoning_effort by which vLLM turns thinking off in a Messages
+// request, by its own rule (entrypoints/anthropic/serving.py, _probe_disabled_thinking_effort): "none",
+// or "low" if the template refuses "none" or takes it for another one. render renders the input of
+// the model's template.
+func FindDisabledEffort(s *Settings, render func(input []byte) ([]byte, error)) string {
+	prompt := func(effort string) ([]byte, bool) {
+		var in Input
+		if in.Read(Chat, []byte(`{"messages":[{"role":"user","content":"Hi"}],"reasoning_effort":"`+effort+`"}`), s) != "" {
+			return nil, false
+		}
+		text, err := render(in.Chat)
+		return text, err == nil
+	}
+	none, ok := prompt("none")
+	if !ok {
+		return "low"
+	}
+	for _, effort := range []string{"low", "medium", "high", "xhigh", "max"} {
+		if text, ok := prompt(effort); ok && bytes.Equal(text, none) {
+			return "low"
+		}
+	}
+	return "none"
 }
