@@ -115,6 +115,9 @@ class Generator:
             body["documents"] = self.odd([{"title": "t", "text": self.text()}], [{"n": 5}], [], None)
         if self.r.random() < 0.05:
             body[self.one("truncate_prompt_tokens", "chat_template", "truncation")] = self.one(5, "x", "auto")
+        elif self.r.random() < 0.05:
+            body["truncate_prompt_tokens"] = self.one(3, 20, -1)
+            body["truncation_side"] = self.one("left", "right", None)
 
     def chat(self):
         body = {"model": "m", "messages": [self.message(i) for i in range(self.r.randint(1, 5))], "max_tokens": 5}
@@ -131,6 +134,9 @@ class Generator:
             body["add_special_tokens"] = self.odd(self.one(True, False), None)
         if self.r.random() < 0.1:
             body[self.one("suffix", "echo", "truncate_prompt_tokens")] = self.one(None, True, 5)
+        elif self.r.random() < 0.1:
+            body["truncate_prompt_tokens"] = self.one(2, -1)
+            body["truncation_side"] = self.one("left", "right", None)
         return body
 
     def block(self, role, i):
@@ -155,7 +161,7 @@ class Generator:
     def messages(self):
         out = []
         for i in range(self.r.randint(1, 5)):
-            role = self.odd("assistant" if i % 2 else "user", "system")
+            role = "system" if i and self.r.random() < 0.1 else "assistant" if i % 2 else "user"
             out.append({"role": role, "content": self.text() if self.r.random() < 0.4 else [self.block(role, n) for n in range(self.r.randint(1, 3))]})
         body = {"model": "m", "messages": out, "max_tokens": 5000}
         if self.r.random() < 0.5:
@@ -165,17 +171,19 @@ class Generator:
             if self.r.random() < 0.3:
                 body["tool_choice"] = self.one({"type": "auto"}, {"type": "none"}, {"type": "any"})
         if self.r.random() < 0.2:
-            body["thinking"] = self.one({"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"})
+            body["thinking"] = self.one({"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}, {"type": "disabled"})
         if self.r.random() < 0.1:
             body["output_config"] = {"effort": self.one("low", "max")}
         self.kwargs(body)
         return body
 
     def item(self, i):
-        kind = self.odd(self.one("message", "message", "assistant", "function_call", "function_call_output", "reasoning"), "system", "developer", "image", "item_reference")
+        kind = self.odd(self.one("message", "message", "assistant", "function_call", "function_call_output", "reasoning"), "system", "developer", "image", "item_reference", "custom_tool_call", "custom_tool_call_output")
         if kind == "function_call":
             return dict({"type": kind, "call_id": f"call_{i}", "name": "f", "arguments": self.one("{}", '{"a": 1}', "x")}, **self.one({}, {"id": "fc_1", "status": "completed"}))
-        if kind == "function_call_output":
+        if kind == "custom_tool_call":
+            return {"type": kind, "call_id": f"call_{i}", "name": "c", "input": self.text()}
+        if kind in ("function_call_output", "custom_tool_call_output"):
             return {"type": kind, "call_id": f"call_{i}", "output": self.odd(self.text(), [{"type": "input_text", "text": "x"}])}
         if kind == "reasoning":
             return dict({"type": kind, "summary": self.one([], [{"type": "summary_text", "text": self.text()}])}, **self.one({}, {"id": "rs_1"}, {"content": [{"type": "reasoning_text", "text": self.text()}]}, {"content": []}))
@@ -188,16 +196,30 @@ class Generator:
         content = [{"type": "input_image", "image_url": "data:,", "detail": "auto"}] if kind == "image" else self.one(self.text(), [{"type": "input_text", "text": self.text()} for _ in range(2)])
         return dict({"role": role, "content": content}, **self.one({}, {"type": "message"}))
 
+    def response_tool(self):
+        function = dict({"type": "function", "name": "f", "parameters": self.schema()}, **self.one({}, {"description": self.text()}, {"strict": True}, {"strict": None}))
+        if self.r.random() < 0.9:
+            return function
+        return self.one(
+            {"type": "web_search"},
+            {"type": "web_search_preview", "search_context_size": "low"},
+            {"type": "code_interpreter", "container": {"type": "auto"}},
+            {"type": "custom", "name": "c", "description": self.text()},
+            {"type": "custom", "name": "c", "format": {"type": "text"}},
+            {"type": "namespace", "name": "n", "description": "d", "tools": [function, {"type": "custom", "name": "c"}]},
+            dict(function, defer_loading=True),
+        )
+
     def responses(self):
         body = {"model": "m", "input": self.text() if self.r.random() < 0.3 else [self.item(i) for i in range(self.r.randint(1, 6))]}
         if self.r.random() < 0.4:
             body["instructions"] = self.odd(self.text(), None)
         if self.r.random() < 0.4:
-            body["tools"] = [self.odd(dict({"type": "function", "name": "f", "parameters": self.schema()}, **self.one({}, {"description": self.text()}, {"strict": True}, {"strict": None})), {"type": "web_search"}) for _ in range(self.r.randint(0, 2))]
+            body["tools"] = [self.response_tool() for _ in range(self.r.randint(0, 2))]
         if self.r.random() < 0.2:
             body["reasoning"] = self.odd({"effort": self.one("none", "low", "high")}, {}, None)
         if self.r.random() < 0.1:
-            body["truncation"] = self.one("auto", "disabled")
+            body["truncation"] = self.one("auto", "disabled", None)
         if self.r.random() < 0.05:
             body["previous_response_id"] = "resp_1"
         self.kwargs(body)

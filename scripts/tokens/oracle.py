@@ -7,9 +7,9 @@ usage: oracle.py [CASES] >vllm.jsonl
 Run it with the Python of an installation of vLLM 0.32, such as the one that
 scripts/e2e-vllm.sh makes (~/.cache/sluice/vllm-0.32/venv/bin/python). It needs no
 model: the conversion does not depend on one, except for the settings of a case. A
-line has api, body (a string), parts, developer, defaults and want; want is null
-where the server refuses the body, or, with exact false, where the messages alone do
-not determine the prompt."""
+line has api, body (a string), parts, developer, merge, disabled, defaults and want;
+want is null where the server refuses the body, or, with exact false, where the
+messages alone do not determine the prompt."""
 import json
 import sys
 from types import SimpleNamespace
@@ -25,6 +25,8 @@ from vllm.renderers import merge_kwargs
 from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.renderers.hf import _consolidate_system_messages, _convert_developer_to_system
 
+# The server always has this default (--cohere-format), so that a null of a request never reaches a template.
+DEFAULTS = {"cohere_format": "cmd4"}
 CONFIG = SimpleNamespace(multimodal_config=None, enable_prompt_embeds=False, max_model_len=1 << 20, hf_config=SimpleNamespace(model_type="llama"))
 
 
@@ -32,59 +34,70 @@ class NotExact(Exception):
     """The prompt is not, or not only, what the messages say."""
 
 
-def conversation(messages, params, case):
+def conversation(messages, params, case, want):
     """As HfRenderer.render_messages and safe_apply_chat_template."""
     conv, _, _ = parse_chat_messages(messages, CONFIG, "openai" if case["parts"] else "string")
     if any(m["role"] == "developer" for m in conv) and not case["developer"]:
         conv = _consolidate_system_messages(_convert_developer_to_system(conv))
+    conv[0]  # transformers reads it
     kwargs = params.get_apply_chat_template_kwargs()
-    for name in ("return_dict", "tokenize", "chat_template"):
+    want["tokenize"] = bool(kwargs.pop("tokenize", False))
+    for name in ("return_dict", "chat_template", *DEFAULTS):
         kwargs.pop(name, None)
-    want = {"messages": conv}
+    chat = want["input"] = {"messages": conv}
     if (tools := kwargs.pop("tools", None)) is not None:
-        want["tools"] = tools
+        chat["tools"] = tools
     if (documents := kwargs.pop("documents", None)) is not None:
-        want["documents"] = documents
+        chat["documents"] = documents
     for name in ("add_generation_prompt", "continue_final_message"):
-        want[name] = kwargs.pop(name)
-    if want["add_generation_prompt"] and want["continue_final_message"]:
+        chat[name] = kwargs.pop(name)
+    if chat["add_generation_prompt"] and chat["continue_final_message"]:
         raise NotExact("transformers refuses both")
-    want["chat_template_kwargs"] = dict(sorted(kwargs.items()))
-    return want
+    chat["chat_template_kwargs"] = dict(sorted(kwargs.items()))
 
 
-def chat(request, case):
+def chat(request, case, want):
     tools = None if request.tools is None else [t.model_dump() for t in request.tools]
-    params = request.build_chat_params(None, "auto").with_defaults(merge_kwargs(case["defaults"], dict(tools=tools, tokenize=False)))
-    return conversation(request.messages, params, case)
+    params = request.build_chat_params(None, "auto").with_defaults(merge_kwargs(DEFAULTS | case["defaults"], dict(tools=tools, tokenize=False)))
+    conversation(request.messages, params, case, want)
 
 
 def convert(case):
     body = json.loads(case["body"])
+    want = {"tokenize": False}
     if case["api"] == "completions":
         request = CompletionRequest(**body)
-        if not isinstance(request.prompt, str) or request.suffix is not None or request.prompt_embeds is not None:
-            raise NotExact("not one text")
-        want = {"text": request.prompt}
+        if request.suffix is not None or request.prompt_embeds is not None:
+            raise NotExact("not a text")
+        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        if not isinstance(prompts[0], str):
+            raise NotExact("ids")
+        want["input"] = {"text": prompts[0]}
+        want["prompts"] = len(prompts)
     elif case["api"] == "chat":
         request = ChatCompletionRequest(**body)
         if request.chat_template:
             raise NotExact("a template of the request")
-        want = chat(request, case)
+        chat(request, case, want)
     elif case["api"] == "messages":
-        request = AnthropicServingMessages.to_chat_completion_request(AnthropicMessagesRequest(**body))
-        want = chat(request, case)
+        request = AnthropicServingMessages.to_chat_completion_request(
+            AnthropicMessagesRequest(**body), merge_inline_system=case["merge"], disabled_thinking_effort=case["disabled"]
+        )
+        chat(request, case, want)
     else:
         request = ResponsesRequest(**body)
-        params = request.build_chat_params(None, "auto").with_defaults(case["defaults"])
+        params = request.build_chat_params(None, "auto").with_defaults(DEFAULTS | case["defaults"])
         tools = construct_tool_dicts(request.tools, request.tool_choice)
         messages = construct_input_messages(request_instructions=request.instructions, request_input=request.input)
         params = request.build_chat_params(None, "auto").with_defaults(merge_kwargs(params.chat_template_kwargs, dict(tools=tools, tokenize=False)))
-        want = conversation(messages, params, case)
+        conversation(messages, params, case, want)
     tok = request.build_tok_params(CONFIG)
+    if tok.truncate_prompt_tokens == 0:
+        raise NotExact("no prompt")
     if tok.truncate_prompt_tokens is not None:
-        raise NotExact("truncated")
-    return {"input": want, "add_special_tokens": tok.add_special_tokens}
+        want["keep"], want["side"], want["output"] = tok.truncate_prompt_tokens, tok.truncation_side, tok.max_output_tokens != 0
+    want["add_special_tokens"] = not want.pop("tokenize") and tok.add_special_tokens
+    return want
 
 
 def plain(o):
@@ -97,7 +110,7 @@ def main():
     for i in range(count):
         api = APIS[i % len(APIS)]
         body = json.dumps(getattr(g, api)(), ensure_ascii=g.r.random() < 0.5)
-        case = {"api": api, "body": body, "parts": g.r.random() < 0.4, "developer": g.r.random() < 0.5, "defaults": g.one({}, {}, {"enable_thinking": True})}
+        case = {"api": api, "body": body, "parts": g.r.random() < 0.4, "developer": g.r.random() < 0.5, "merge": g.r.random() < 0.5, "disabled": g.one("none", "low"), "defaults": g.one({}, {}, {"enable_thinking": True})}
         try:
             case["want"] = convert(case)
             json.dumps(case["want"], allow_nan=False, default=plain)
