@@ -46,7 +46,8 @@ func TestRestartWithTurnsOnHold(t *testing.T) {
 	e := harness.StartSim(t, func(o *sim.Options) { // its KV holds three of the prompts
 		o.Speed, o.Blocks, o.Cost = 1, 129, sim.Cost{Step: time.Millisecond, PerPrefill: 120 * time.Microsecond}
 	})
-	r := startRestartingRouter(t, "--engine", e.URL(), "--drain", "60s", "--set", "admission.max_wait=10h",
+	// The rate is higher than the engine's, so that the router takes it to be busy on any machine.
+	r := startRestartingRouter(t, "--engine", e.URL(), "--drain", "60s", "--set", "admission.max_wait=10h", "--set", "schedule.prefill_ms=1",
 		"--set", "sessions.limit_active=true", "--set", "sessions.hold=1h", "--set", "sessions.max_wait=1h")
 	url := "http://" + r.Addr + "/v1/completions"
 	turn := func(session int, id string) error {
@@ -67,6 +68,7 @@ func TestRestartWithTurnsOnHold(t *testing.T) {
 	var inProgress sync.Map // ids
 	var work sync.WaitGroup
 	var ended atomic.Int64
+	var failure atomic.Pointer[string] // the first
 	for i := range sessions {
 		work.Go(func() {
 			defer ended.Add(1)
@@ -74,7 +76,8 @@ func TestRestartWithTurnsOnHold(t *testing.T) {
 				id := fmt.Sprintf("turn-%d-%d", i, n)
 				inProgress.Store(id, true)
 				if err := turn(i, id); err != nil {
-					t.Errorf("%s: %v", id, err)
+					text := fmt.Sprintf("%s: %v", id, err)
+					failure.CompareAndSwap(nil, &text)
 					return
 				}
 				inProgress.Delete(id)
@@ -101,6 +104,9 @@ func TestRestartWithTurnsOnHold(t *testing.T) {
 	testwait.UntilWithin(t, 60*time.Second, "all turns are answered", func() bool { return ended.Load() == sessions })
 	work.Wait()
 	replaced()
+	if text := failure.Load(); text != nil {
+		t.Error(*text)
+	}
 	got := harness.Ids(harness.GenerateRequests(e))
 	slices.Sort(want)
 	slices.Sort(got)
