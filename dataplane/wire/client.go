@@ -114,7 +114,7 @@ func (c *Client) handshake(ctx context.Context) error {
 		}
 		return errClosed
 	case h.kind != Welcome:
-		return &Error{CodeProtocol, "the server answers with " + h.kind.String() + "; want WELCOME"}
+		return &Error{CodeProtocol, "the first frame of the server is " + h.kind.String() + "; want WELCOME"}
 	}
 	if err := c.server.read(payload); err != nil {
 		return &Error{CodeProtocol, "WELCOME: " + err.Error()}
@@ -185,7 +185,7 @@ func (c *Client) sendLocked(k Kind, stream uint32, payload []byte) error {
 // Open sends a request and returns its stream.
 func (c *Client) Open(payload []byte) (*ClientStream, error) {
 	if maxFrame := c.MaxFrame(); maxFrame > 0 && len(payload) > maxFrame {
-		return nil, &Error{CodeTooLarge, fmt.Sprintf("a request of %d bytes; the server takes %d", len(payload), maxFrame)}
+		return nil, &Error{CodeTooLarge, fmt.Sprintf("the request has %d bytes; the server accepts at most %d", len(payload), maxFrame)}
 	}
 	// Stream ids must increase in the order of the frames, so both locks are held.
 	c.wmu.Lock()
@@ -277,7 +277,7 @@ func (c *Client) handleFrame(h header, payload []byte) error {
 		c.mu.Lock()
 		c.goaway = readError(payload)
 		if c.goaway == nil {
-			c.goaway = &Error{CodeDraining, "the server takes no more requests"}
+			c.goaway = &Error{CodeDraining, "the server accepts no more requests; open another connection"}
 		}
 		c.mu.Unlock()
 	case Fail:
@@ -286,7 +286,7 @@ func (c *Client) handleFrame(h header, payload []byte) error {
 		}
 		return errClosed
 	default:
-		return &Error{CodeProtocol, h.kind.String() + " is not the server's to send"}
+		return &Error{CodeProtocol, "a server must not send " + h.kind.String()}
 	}
 	return nil
 }
@@ -311,7 +311,7 @@ func (c *Client) heartbeatLoop() {
 		}
 		quiet := c.clock.tick(time.Now()) - time.Duration(c.lastReceived.Load())
 		if quiet > 3*c.heartbeat+c.clock.step {
-			c.fail(&Error{CodeHeartbeat, "nothing was heard of the server for " + quiet.Round(time.Millisecond).String()})
+			c.fail(&Error{CodeHeartbeat, "no frame was received from the server for " + quiet.Round(time.Millisecond).String()})
 			return
 		}
 		if quiet > c.heartbeat/2 && c.send(Ping, 0, nil) != nil {

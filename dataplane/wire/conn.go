@@ -113,7 +113,7 @@ func (c *Conn) handleHeader(h header) *Error {
 			return &Error{CodeProtocol, fmt.Sprintf("the first frame is %s; want HELLO", h.kind)}
 		}
 		if h.size > maxHello {
-			return &Error{CodeTooLarge, fmt.Sprintf("a HELLO of %d bytes; at most %d", h.size, maxHello)}
+			return &Error{CodeTooLarge, fmt.Sprintf("HELLO has %d bytes; want at most %d", h.size, maxHello)}
 		}
 	}
 	maxFrame := maxInlineFrame
@@ -121,7 +121,7 @@ func (c *Conn) handleHeader(h header) *Error {
 		maxFrame = c.srv.opt.MaxFrame
 	}
 	if h.size > maxFrame {
-		return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxFrame)}
+		return &Error{CodeTooLarge, fmt.Sprintf("%s has %d bytes; want at most %d", h.kind, h.size, maxFrame)}
 	}
 	switch h.kind {
 	case Hello, Ping, Pong, Fail:
@@ -130,10 +130,10 @@ func (c *Conn) handleHeader(h header) *Error {
 		}
 	case Request, Credit, Stop, Kill:
 		if h.stream == 0 {
-			return &Error{CodeProtocol, h.kind.String() + " on stream 0; want a stream's id"}
+			return &Error{CodeProtocol, h.kind.String() + " on stream 0; want the id of a stream, 1 or greater"}
 		}
 	default:
-		return &Error{CodeProtocol, h.kind.String() + " is not a client's to send"}
+		return &Error{CodeProtocol, "a client must not send " + h.kind.String()}
 	}
 	return nil
 }
@@ -145,16 +145,16 @@ func (c *Conn) handleFrame(h header, payload []byte) *Error {
 		return c.handleHello(payload)
 	case Ping:
 		if h.size > maxPing {
-			return &Error{CodeProtocol, fmt.Sprintf("a PING of %d bytes; at most %d", h.size, maxPing)}
+			return &Error{CodeProtocol, fmt.Sprintf("PING has %d bytes; want at most %d", h.size, maxPing)}
 		}
 		if !c.out.postFrame(Pong, 0, payload) {
 			return errFlood
 		}
 	case Fail:
-		return &Error{Code: "", Message: "the client closes"}
+		return &Error{Code: "", Message: "the client sent ERROR"}
 	case Credit:
 		if h.size != 4 {
-			return &Error{CodeProtocol, fmt.Sprintf("a CREDIT of %d bytes; want 4", h.size)}
+			return &Error{CodeProtocol, fmt.Sprintf("CREDIT has %d bytes; want 4", h.size)}
 		}
 		return c.addCredit(h.stream, int64(binary.BigEndian.Uint32(payload)))
 	case Stop, Kill:
@@ -165,7 +165,7 @@ func (c *Conn) handleFrame(h header, payload []byte) *Error {
 			s.stop()
 		default:
 			s.kill(ErrKilled)
-			s.finish(&Error{CodeKilled, "by the caller"}, ErrKilled)
+			s.finish(&Error{CodeKilled, "the caller sent KILL"}, ErrKilled)
 		}
 	}
 	return nil
@@ -181,10 +181,10 @@ func (c *Conn) stream(id uint32) *Stream {
 // never opened it is an error.
 func (c *Conn) addCredit(id uint32, n int64) *Error {
 	if id > c.lastStreamID {
-		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened", id)}
+		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened; the last opened is %d", id, c.lastStreamID)}
 	}
 	if n > maxWindow { // also if the stream has just ended
-		return &Error{CodeProtocol, fmt.Sprintf("a credit of %d bytes on stream %d; at most %d", n, id, maxWindow)}
+		return &Error{CodeProtocol, fmt.Sprintf("CREDIT of %d bytes for stream %d; want at most %d", n, id, maxWindow)}
 	}
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
@@ -193,7 +193,7 @@ func (c *Conn) addCredit(id uint32, n int64) *Error {
 		return nil
 	}
 	if s.credit += n; s.credit > maxWindow {
-		return &Error{CodeProtocol, fmt.Sprintf("a credit of %d bytes on stream %d; at most %d", s.credit, id, maxWindow)}
+		return &Error{CodeProtocol, fmt.Sprintf("stream %d has a credit of %d bytes with this CREDIT; want at most %d", id, s.credit, maxWindow)}
 	}
 	s.signal()
 	return nil
@@ -201,7 +201,7 @@ func (c *Conn) addCredit(id uint32, n int64) *Error {
 
 func (c *Conn) handleHello(payload []byte) *Error {
 	if c.open.Load() {
-		return &Error{CodeProtocol, "a second HELLO"}
+		return &Error{CodeProtocol, "HELLO was sent twice; want it once, as the first frame"}
 	}
 	var g greeting
 	if err := g.read(payload); err != nil {
@@ -211,13 +211,13 @@ func (c *Conn) handleHello(payload []byte) *Error {
 	case g.protocol != protocolName:
 		return &Error{CodeProtocol, fmt.Sprintf("HELLO: protocol %.40q; want %q", g.protocol, protocolName)}
 	case g.version < Version || g.oldest > Version:
-		return &Error{CodeVersion, fmt.Sprintf("HELLO: versions %d to %d; this router speaks %d", max(g.oldest, 1), g.version, Version)}
+		return &Error{CodeVersion, fmt.Sprintf("HELLO: versions %d to %d; this router supports version %d", max(g.oldest, 1), g.version, Version)}
 	case !sameToken(g.token, c.srv.opt.Token):
-		return &Error{CodeUnauthorize, "HELLO: the token is missing or wrong"}
+		return &Error{CodeUnauthorize, "HELLO: the token is missing or wrong; want the router's engine_api.token"}
 	case g.window == 0 || g.window > maxWindow:
 		return &Error{CodeProtocol, fmt.Sprintf("HELLO: window %d; want 1 to %d bytes", g.window, maxWindow)}
 	case len(g.agent) > 128:
-		return &Error{CodeProtocol, "HELLO: agent is longer than 128 bytes"}
+		return &Error{CodeProtocol, "HELLO: agent has more than 128 bytes"}
 	}
 	o := &c.srv.opt
 	if o.Admit != nil {
@@ -247,7 +247,7 @@ func sameToken(got, want string) bool {
 // rejected by an END, and its payload skipped.
 func (c *Conn) beginRequest(h header) *Error {
 	if h.stream <= c.lastStreamID {
-		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after %d; want ids that rise", h.stream, c.lastStreamID)}
+		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after stream %d; want increasing ids", h.stream, c.lastStreamID)}
 	}
 	c.lastStreamID = h.stream
 	var refused *Error
@@ -261,11 +261,11 @@ func (c *Conn) beginRequest(h header) *Error {
 		refused = &Error{CodeDraining, "the router is shutting down"}
 	case live >= c.srv.opt.MaxStreams || c.serving.Load() >= int64(2*c.srv.opt.MaxStreams):
 		// The second limit is for a client that opens and kills streams in turn.
-		refused = &Error{CodeStreams, fmt.Sprintf("%d streams are open on this connection", live)}
+		refused = &Error{CodeStreams, fmt.Sprintf("too many streams on this connection: %d are open, the limit is %d (engine_api.max_streams); try again, or open another connection", live, c.srv.opt.MaxStreams)}
 	default:
 		var ok bool
 		if c.pendingLease, ok = membudget.Default.Lease(c.srv.budget, max(h.size, 1)); !ok {
-			refused = &Error{CodeMemory, "the memory budget for requests is exhausted; try again"}
+			refused = &Error{CodeMemory, "the memory budget for requests is exhausted (limits.memory_budget); try again later"}
 		}
 	}
 	if refused != nil {
@@ -291,7 +291,7 @@ func (c *Conn) beginRequest(h header) *Error {
 const minPayloadRate = 256 << 10
 
 // errFlood closes a connection whose client sends requests but reads nothing.
-var errFlood = &Error{CodeStalled, "too many answers wait to be read by a client that asks on"}
+var errFlood = &Error{CodeStalled, "the client sends frames but does not read the answers to them"}
 
 // startStream starts the stream whose payload is complete.
 func (c *Conn) startStream() {
@@ -338,9 +338,9 @@ func (c *Conn) tick(now time.Duration) *Error {
 	case !c.open.Load() && now-c.opened > c.srv.opt.HelloTimeout+step:
 		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
 	case by != 0 && now > by+step:
-		return &Error{CodeProtocol, "a REQUEST began and did not become whole in " + c.srv.opt.ReadTimeout.String() + " and what its length allows beyond"}
+		return &Error{CodeProtocol, "a REQUEST was not complete after " + c.srv.opt.ReadTimeout.String() + " and one second for each 256 KiB"}
 	case quiet > 3*beat+step:
-		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", quiet.Round(time.Millisecond))}
+		return &Error{CodeHeartbeat, fmt.Sprintf("no frame was received for %s", quiet.Round(time.Millisecond))}
 	case quiet > beat && now-c.pingSent > beat:
 		c.pingSent = now
 		c.out.postFrame(Ping, 0, nil)

@@ -102,7 +102,7 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 func FuzzGreeting(f *testing.F) {
 	g := greeting{protocol: protocolName, version: 1, token: "x", agent: "y", window: 7}
 	f.Add(g.append(nil))
-	f.Add(appendError(nil, &Error{CodeKilled, "by the caller"}))
+	f.Add(appendError(nil, &Error{CodeKilled, "the caller sent KILL"}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		_ = readError(in)
 		var g greeting

@@ -93,7 +93,7 @@ func (s *Server) addToLoops(nc net.Conn) {
 		return
 	}
 	if _, err := s.loops.EnrollContext(nc, k); err != nil { // it closes nc in any case
-		s.opt.Log.Error("cannot take a wire connection", "error", err)
+		s.opt.Log.Error("cannot serve a wire connection", "error", err)
 		s.remove(k.conn)
 	}
 }
@@ -107,12 +107,12 @@ func removeStaleSocket(path string) error {
 	case err != nil:
 		return err
 	case info.Mode()&fs.ModeSocket == 0:
-		return errors.New("the file exists and is not a socket")
+		return errors.New("the file exists and is not a socket; want a path that does not exist")
 	}
 	nc, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		nc.Close()
-		return errors.New("another process listens on it")
+		return errors.New("another process listens on it; want another path, or stop that process")
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

@@ -117,7 +117,7 @@ func readError(b []byte) *Error {
 		}
 	}
 	if err != nil {
-		return &Error{CodeProtocol, "an error that cannot be read: " + err.Error()}
+		return &Error{CodeProtocol, "cannot parse an error: " + err.Error()}
 	}
 	return e
 }

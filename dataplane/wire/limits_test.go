@@ -108,7 +108,7 @@ func TestSlowRequest(t *testing.T) {
 			if err != nil || h.kind != Fail {
 				t.Fatalf("%s, %v; want ERROR", h.kind, err)
 			}
-			if e := readError(payload); e.Code != CodeProtocol || !strings.Contains(e.Message, "did not become whole in 200ms") {
+			if e := readError(payload); e.Code != CodeProtocol || !strings.Contains(e.Message, "was not complete after 200ms") {
 				t.Errorf("%v", e)
 			}
 			testwait.Until(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Requests == 0 })

@@ -22,7 +22,7 @@ func (r *frameReader) next(maxPayload int) (h header, payload []byte, err error)
 		need := headerSize
 		if ok {
 			if h.size > maxPayload {
-				return h, nil, &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxPayload)}
+				return h, nil, &Error{CodeTooLarge, fmt.Sprintf("%s has %d bytes; want at most %d", h.kind, h.size, maxPayload)}
 			}
 			if need += h.size; r.to-r.from >= need {
 				payload = r.buf[r.from+headerSize : r.from+need]

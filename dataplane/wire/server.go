@@ -333,7 +333,7 @@ func (s *Server) acceptLoop(ln net.Listener, handle func(net.Conn)) error {
 // rejectConn closes a connection over the limit.
 func rejectConn(nc net.Conn) {
 	_ = nc.SetDeadline(time.Now().Add(time.Second)) // over TLS the first write reads too
-	_, _ = nc.Write(errorFrame(&Error{CodeConnections, "too many connections are open"}))
+	_, _ = nc.Write(errorFrame(&Error{CodeConnections, "too many connections are open (engine_api.max_conns); close one, or try again later"}))
 	nc.Close()
 }
 

@@ -12,7 +12,7 @@ import (
 var (
 	ErrKilled     = errors.New("wire: the caller killed the stream")
 	ErrConnClosed = errors.New("wire: the caller's connection is closed")
-	ErrStalled    = errors.New("wire: the caller reads nothing")
+	ErrStalled    = errors.New("wire: the caller does not read")
 	ErrDeadline   = errors.New("wire: the stream's deadline has passed and the caller has no credit left")
 	ErrEnded      = errors.New("wire: the stream has ended")
 )
@@ -218,7 +218,7 @@ func (s *Stream) endStalled(late bool) error {
 		return ErrDeadline
 	}
 	s.conn.srv.stalled.Add(1)
-	message := "nothing was taken for "
+	message := "the caller has read nothing for "
 	if s.Stopped() {
 		message = "items sent before the STOP were not read within "
 	}

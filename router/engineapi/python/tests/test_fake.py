@@ -197,7 +197,7 @@ class Behaviour(AsyncCase):
         async with Fake(alive, welcome) as fake, EngineClient(fake.address) as engine:
             await self.until("PONG with the ping's bytes", lambda: (PONG, 0, b"you?") in fake.heard)
             fake.answer = lambda k, s, p: b""
-            with self.assertRaisesRegex(ConnectionLost, "heartbeat: nothing was heard"):
+            with self.assertRaisesRegex(ConnectionLost, "heartbeat: no frame was received"):
                 await engine.generate(REQ).__anext__()
 
     async def test_a_server_that_does_not_read(self) -> None:

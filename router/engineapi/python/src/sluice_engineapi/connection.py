@@ -274,7 +274,7 @@ class Connection(asyncio.Protocol):
     def _heartbeat(self) -> None:
         quiet = self._loop.time() - self._heard
         if quiet > 3 * self._beat:
-            self.fail(ConnectionLost(f"nothing was heard of the router for {quiet:.1f} s", "heartbeat"))
+            self.fail(ConnectionLost(f"no frame was received from the router for {quiet:.1f} s", "heartbeat"))
             return
         if quiet > self._beat / 2:
             self._write(frames.frame(Kind.PING, 0))
