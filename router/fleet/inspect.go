@@ -304,10 +304,10 @@ func (a *EngineInfo) MissingRanks(spec *worker.Spec) string {
 	case engines < a.Ranks && start >= a.StartRank:
 		return ""
 	case a.StartRank > 0:
-		return fmt.Sprintf("the engine has ranks %d to %d, here 0 to %d, but rank %d is configured (start_rank %d)",
+		return fmt.Sprintf("the engine has ranks %d to %d, here 0 to %d, but rank %d is configured (start_rank %d); want ranks and start_rank as the engine has them",
 			a.StartRank, a.Ranks-1, a.Ranks-1-a.StartRank, last, start)
 	}
-	return fmt.Sprintf("the engine has ranks 0 to %d, but rank %d is configured", a.Ranks-1, engines)
+	return fmt.Sprintf("the engine has ranks 0 to %d, but rank %d is configured; want ranks that the engine has", a.Ranks-1, engines)
 }
 
 // readServerInfo reads SGLang's GET /server_info.

@@ -30,7 +30,7 @@ var bootstrapRoutes = [...]string{
 // none is accepted: not all report them.
 func checkRanks(spec *worker.Spec, a *EngineInfo) error {
 	if reason := a.MissingRanks(spec); reason != "" {
-		return errors.New("its rank map is unknown: " + reason)
+		return errors.New("its ranks do not match: " + reason)
 	}
 	return nil
 }

@@ -65,14 +65,14 @@ func (z *zmqTier) run(ctx context.Context) {
 		if err == nil {
 			retry.Reset()
 			z.setSocket(pull)
-			z.setState(nixl.TierUp, pull.Endpoint(), "reports are taken at "+pull.Endpoint())
+			z.setState(nixl.TierUp, pull.Endpoint(), "receives reports at "+pull.Endpoint())
 			select {
 			case <-ctx.Done():
 			case <-z.left:
 				pull.Leave()
 				<-ctx.Done()
 			case <-pull.Done():
-				err = fmt.Errorf("the socket failed at %s", pull.Endpoint())
+				err = fmt.Errorf("the socket at %s failed", pull.Endpoint())
 			}
 			pull.Close()
 			z.setSocket(nil)
@@ -82,7 +82,7 @@ func (z *zmqTier) run(ctx context.Context) {
 			return
 		}
 		pause := retry.Next(z.retry, zmqMaxRetry)
-		z.setState(nixl.TierDown, "", fmt.Sprintf("%v; tried again in %s", err, pause))
+		z.setState(nixl.TierDown, "", fmt.Sprintf("%v; retrying in %s", err, pause))
 		backoff.Sleep(ctx, pause)
 	}
 }

@@ -1,6 +1,7 @@
 package registration
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -35,14 +36,15 @@ func (g *limitListener) Accept() (net.Conn, error) {
 		}
 		ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
 		if err != nil || !slices.ContainsFunc(g.networks, func(n netip.Prefix) bool { return n.Contains(ap.Addr().Unmap().WithZone("")) }) {
-			g.reject(c, "it is in none of registration.networks")
+			g.reject(c, "the client address is in none of registration.networks")
 			continue
 		}
-		if g.open.Add(1) <= g.maxConns.Load() {
+		limit := g.maxConns.Load()
+		if g.open.Add(1) <= limit {
 			return &limitedConn{Conn: c, listener: g}, nil
 		}
 		g.open.Add(-1)
-		g.reject(c, "too many connections are open")
+		g.reject(c, fmt.Sprintf("%d connections are open, which is the limit for registration.max_workers", limit))
 	}
 }
 

@@ -36,7 +36,7 @@ func (t *Expectation) Wait(ctx context.Context) error {
 		cause = context.Cause(ctx)
 	case <-t.listener.closed:
 	}
-	return fmt.Errorf("notify: %d of %d notifications came for request %q: %w", t.Received(), t.need, t.id, cause)
+	return fmt.Errorf("notify: %d of %d notifications arrived for request %q: %w", t.Received(), t.need, t.id, cause)
 }
 
 // Received returns the number of notifications received, at most the number needed.

@@ -80,7 +80,7 @@ func TestAllRanksAreAwaited(t *testing.T) {
 	push(t, s, frame("ProxyNotif", "r1"), frame("ProxyNotif", "other"))
 	testwait.Until(t, "one of two has come", func() bool { return k.Received() == 1 })
 	err := k.Wait(within(20 * time.Millisecond))
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `1 of 2 notifications came for request "r1"`) {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `1 of 2 notifications arrived for request "r1"`) {
 		t.Fatalf("with one of two: %v", err)
 	}
 	push(t, s, frame("NixlProxyNotif", "r1")) // the older tag counts as well

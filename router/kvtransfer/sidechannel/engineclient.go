@@ -150,7 +150,7 @@ func (s *engineClient) send(ctx context.Context, message string) bool {
 }
 
 // errOtherEngine means that the engine has restarted and the blocks are lost.
-var errOtherEngine = errors.New("sidechannel: another engine answers there now")
+var errOtherEngine = errors.New("sidechannel: another engine answers at this address now")
 
 func (s *engineClient) sendOnce(ctx context.Context, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -171,7 +171,7 @@ func (s *engineClient) sendOnce(ctx context.Context, message string) error {
 func (s *engineClient) loadPeers(ctx context.Context) ([]*nixl.Peer, error) {
 	l, agent := &s.handle, s.manager.opt.Agent()
 	if agent == nil {
-		return nil, errors.New("sidechannel: the router's NIXL agent is not up")
+		return nil, errors.New("sidechannel: the NIXL agent of the router is not up; GET /admin/v1/transfers says why")
 	}
 	if agent != s.agent {
 		s.agent, s.peers = agent, nil
@@ -191,7 +191,7 @@ func (s *engineClient) loadPeers(ctx context.Context) ([]*nixl.Peer, error) {
 				s.manager.opt.OnEngineID(l.rank, engine, sentAt)
 			}
 			if engine != l.engine {
-				return nil, fmt.Errorf("%w: %q, the handle is of %q", errOtherEngine, engine, l.engine)
+				return nil, fmt.Errorf("%w: its id is %q, the handle names %q", errOtherEngine, engine, l.engine)
 			}
 			p, err := agent.LoadPeer(ctx, metadata, "")
 			if err != nil {

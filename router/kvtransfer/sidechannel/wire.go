@@ -38,7 +38,7 @@ func appendQuery(ppRank, tpRank int, withPP bool) []byte {
 	return msgp.AppendInt(b, tpRank)
 }
 
-var errAnswer = errors.New("sidechannel: not the answer of a vLLM side channel")
+var errAnswer = errors.New("sidechannel: unexpected answer; want that of the side channel of a vLLM engine")
 
 // readAnswer extracts the engine id and the agent metadata from the first frame of an answer.
 func readAnswer(frame []byte) (engine string, metadata []byte, err error) {
@@ -110,5 +110,5 @@ func fetch(ctx context.Context, zctx *zmq.Context, endpoint string, request []by
 			err = nil
 		}
 	}
-	return "", nil, fmt.Errorf("sidechannel: cannot ask %s: %w", endpoint, err)
+	return "", nil, fmt.Errorf("sidechannel: cannot query %q: %w", endpoint, err)
 }
