@@ -123,7 +123,7 @@ func TestRecordAndReplay(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{cut}, 0, "cut short"}, {[]string{truncated}, 1, "no request was placed"}, {[]string{foreign}, 1, "not a recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
+		{[]string{cut}, 0, "truncated"}, {[]string{truncated}, 1, "no request was placed"}, {[]string{foreign}, 1, "not a recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
 		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--set", "overlap_weight=NaN", files[0]}, 2, "0 or more"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
 		{[]string{files[0], "--policy"}, 2, "--policy"},
 	} {

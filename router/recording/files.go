@@ -44,7 +44,7 @@ func NewFiles(opt FilesOptions) (*Files, error) {
 		opt.MaxTotal = 1 << 30
 	}
 	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("recording: cannot make the directory: %w", err)
+		return nil, fmt.Errorf("recording: cannot create the directory: %w", err)
 	}
 	probe, err := os.CreateTemp(opt.Dir, ".sluice-probe-*")
 	if err != nil {
@@ -90,7 +90,7 @@ func (f *Files) seek() error {
 func (f *Files) begin() (err error) {
 	name := filepath.Join(f.opt.Dir, filePrefix+time.Now().UTC().Format(timeLayout)+fileSuffix)
 	if f.file, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
-		return fmt.Errorf("recording: cannot make a file: %w", err)
+		return fmt.Errorf("recording: cannot create a file: %w", err)
 	}
 	f.size = headerSize
 	if _, err = f.file.Write(fileHeader()); err != nil {

@@ -42,9 +42,9 @@ const (
 // Errors of a Reader, wrapped with the file's name and the cause.
 var (
 	ErrFormat    = errors.New("this is not a recording of sluice")
-	ErrVersion   = errors.New("its version is newer than this sluice")
-	ErrTruncated = errors.New("it is cut short")
-	ErrCorrupted = errors.New("it is damaged")
+	ErrVersion   = errors.New("its version is not supported")
+	ErrTruncated = errors.New("it is truncated")
+	ErrCorrupted = errors.New("it is corrupt")
 	// ErrUnfinished means that every frame is valid but the end frame is missing: the file is
 	// still being written, or its router was killed.
 	ErrUnfinished = errors.New("it has no end: it is still being written, or its router was killed")
@@ -61,10 +61,10 @@ func checkHeader(h []byte) error {
 		return fmt.Errorf("%w: it does not begin with %q", ErrFormat, magic)
 	}
 	if len(h) < headerSize {
-		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)
+		return fmt.Errorf("%w: it has %d bytes; the header alone has %d", ErrTruncated, len(h), headerSize)
 	}
 	if v := binary.LittleEndian.Uint16(h[len(magic):]); v < 1 || v > version {
-		return fmt.Errorf("%w: version %d, want 1 to %d", ErrVersion, v, version)
+		return fmt.Errorf("%w: it has version %d, this sluice reads 1 to %d; use a newer sluice", ErrVersion, v, version)
 	}
 	return nil
 }
@@ -109,14 +109,14 @@ func readFrame(r io.Reader, buf []byte) (kind frameKind, frame []byte, err error
 	case err == io.EOF:
 		return 0, nil, io.EOF
 	case err == io.ErrUnexpectedEOF:
-		return 0, nil, fmt.Errorf("%w: %d bytes where a frame's head of %d should be", ErrTruncated, n, frameHeadSize)
+		return 0, nil, fmt.Errorf("%w: it ends within the header of a frame, after %d of %d bytes", ErrTruncated, n, frameHeadSize)
 	case err != nil:
 		return 0, nil, err
 	}
 	kind = frameKind(frame[0])
 	size := binary.LittleEndian.Uint32(frame[4:])
 	if kind < frameData || kind > frameEnd || frame[1]|frame[2]|frame[3] != 0 || size > maxFrame {
-		return 0, nil, fmt.Errorf("%w: no frame begins where one should", ErrCorrupted)
+		return 0, nil, fmt.Errorf("%w: the header of a frame is invalid", ErrCorrupted)
 	}
 	sum := binary.LittleEndian.Uint64(frame[8:])
 	// The buffer grows as bytes arrive, because a corrupt head may claim any length.
@@ -133,7 +133,7 @@ func readFrame(r io.Reader, buf []byte) (kind frameKind, frame []byte, err error
 		left -= n
 	}
 	if xxh3.Hash(frame[frameHeadSize:]) != sum {
-		return 0, nil, fmt.Errorf("%w: a frame's checksum is wrong", ErrCorrupted)
+		return 0, nil, fmt.Errorf("%w: the checksum of a frame is wrong", ErrCorrupted)
 	}
 	return kind, frame, nil
 }

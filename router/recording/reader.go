@@ -72,13 +72,13 @@ func (r *Reader) nextFrame() (err error) {
 		return err
 	}
 	if r.first && kind != frameStart {
-		return fmt.Errorf("%w: its first frame is not a start", ErrCorrupted)
+		return fmt.Errorf("%w: its first frame is not one with which a recording starts", ErrCorrupted)
 	}
 	r.first = false
 	if kind == frameEnd {
 		r.ended = true
 		if _, err := r.in.ReadByte(); err != io.EOF {
-			return fmt.Errorf("%w: something follows its end", ErrCorrupted)
+			return fmt.Errorf("%w: there are bytes after its end", ErrCorrupted)
 		}
 		return nil
 	}

@@ -42,10 +42,10 @@ type Sink interface {
 
 // ErrReaderClosed is a Sink's error when the client that read the recording has disconnected.
 // Most recordings of a running router end this way.
-var ErrReaderClosed = errors.New("its reader has left")
+var ErrReaderClosed = errors.New("its reader disconnected")
 
 // ErrBusy means that a recording is already active; there is at most one.
-var ErrBusy = errors.New("recording: this router is being recorded already")
+var ErrBusy = errors.New("recording: another recording of this router is in progress; one at a time")
 
 // Recorder writes events, choices and outcomes to the sink of the active recording. Its methods
 // may be called from any goroutine. Those that record an entry never block: they cost an atomic

@@ -112,9 +112,9 @@ func (s *session) run() {
 		err = closed
 	}
 	if errors.Is(err, ErrReaderClosed) {
-		s.r.opt.Log.Info("the recording ends: its reader disconnected")
+		s.r.opt.Log.Info("recording ended: its reader disconnected")
 	} else if err != nil {
-		s.r.opt.Log.Error("the recording ends", "error", err)
+		s.r.opt.Log.Error("recording ended", "error", err)
 	}
 	s.err = err
 }
@@ -261,6 +261,6 @@ func (s *session) close() error {
 	case <-s.done:
 		return s.err
 	case <-time.After(stopTimeout):
-		return fmt.Errorf("recording: the last of the recording is not written after %v", stopTimeout)
+		return fmt.Errorf("recording: the last frame was not written within %v", stopTimeout)
 	}
 }

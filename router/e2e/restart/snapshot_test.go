@@ -132,7 +132,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	p = start(snap)
-	if log := p.Stderr.String(); !strings.Contains(log, snap) || !strings.Contains(log, "cut short") {
+	if log := p.Stderr.String(); !strings.Contains(log, snap) || !strings.Contains(log, "truncated") {
 		t.Errorf("the log does not name the damaged file and what is wrong: %s", log)
 	}
 }

@@ -47,9 +47,9 @@ const (
 // Errors of Open, wrapped with the file's name and the cause.
 var (
 	ErrFormat    = errors.New("this is not a snapshot of sluice's index")
-	ErrVersion   = errors.New("its version is not this sluice's")
-	ErrTruncated = errors.New("it is cut short")
-	ErrCorrupted = errors.New("it is damaged")
+	ErrVersion   = errors.New("its version is not supported")
+	ErrTruncated = errors.New("it is truncated")
+	ErrCorrupted = errors.New("it is corrupt")
 )
 
 // Meta identifies the rank that holds the blocks and the position of its feed.
@@ -73,10 +73,10 @@ func checkHeader(h []byte) error {
 		return fmt.Errorf("%w: it does not begin with %q", ErrFormat, magic)
 	}
 	if len(h) < headerSize {
-		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)
+		return fmt.Errorf("%w: it has %d bytes; the header alone has %d", ErrTruncated, len(h), headerSize)
 	}
 	if v := binary.LittleEndian.Uint16(h[len(magic):]); v != version {
-		return fmt.Errorf("%w: version %d, want %d", ErrVersion, v, version)
+		return fmt.Errorf("%w: it has version %d; want %d", ErrVersion, v, version)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func finishSection(dst []byte, at int, kind byte) []byte {
 func readSectionHead(h []byte) (kind byte, size int, sum uint64, err error) {
 	n := binary.LittleEndian.Uint32(h[4:])
 	if kind = h[0]; kind < rankSection || kind > endSection || h[1]|h[2]|h[3] != 0 || n > maxSection {
-		return 0, 0, 0, fmt.Errorf("%w: no section begins where one should", ErrCorrupted)
+		return 0, 0, 0, fmt.Errorf("%w: the header of a section is invalid", ErrCorrupted)
 	}
 	return kind, int(n), binary.LittleEndian.Uint64(h[8:]), nil
 }
@@ -123,7 +123,7 @@ func appendMeta(dst []byte, m *Meta) []byte {
 
 func readMeta(body []byte) (m Meta, err error) {
 	if err := json.Unmarshal(body, &m); err != nil || m.Worker == "" {
-		return m, fmt.Errorf("%w: a rank's section cannot be read", ErrCorrupted)
+		return m, fmt.Errorf("%w: cannot parse the section of a rank", ErrCorrupted)
 	}
 	return m, nil
 }

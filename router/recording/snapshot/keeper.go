@@ -68,7 +68,7 @@ func New(opt Options) (*Keeper, error) {
 		k.importer, can = opt.Index.(kvindex.Importer)
 	}
 	if !can {
-		return nil, errors.New("snapshot: this index cannot be written down")
+		return nil, errors.New("snapshot: cannot write an index of this type")
 	}
 	if err := checkWritable(opt.Path); err != nil {
 		opt.Log.Error("cannot write snapshots of the index", "error", err)
@@ -81,7 +81,7 @@ func New(opt Options) (*Keeper, error) {
 		opt.Log.Info("snapshot of the index found", "file", opt.Path, "ranks", len(last.Ranks()))
 	case errors.Is(err, fs.ErrNotExist):
 	default:
-		opt.Log.Error("the snapshot of the index is not used", "error", err)
+		opt.Log.Error("cannot use the snapshot of the index; starting without it", "error", err)
 	}
 	go k.run()
 	return k, nil
@@ -134,7 +134,7 @@ func (k *Keeper) Restore(r *worker.Rank, model string) (pos kvevents.Position, o
 	m, blocks, ok, err := k.previous.Restore(r.ID, r.Slot, model, k.importer)
 	if err != nil {
 		k.opt.Index.Clear(r.Slot)
-		k.opt.Log.Error("a rank of the snapshot is not used", "rank", r.ID.String(), "error", err)
+		k.opt.Log.Error("cannot restore the blocks of a rank from the snapshot", "rank", r.ID.String(), "error", err)
 		return pos, false
 	}
 	if ok {
@@ -182,7 +182,7 @@ func (k *Keeper) Write() error {
 	s, err := write(k.opt.Path, k.opt.MaxWriteRate, k.exporter, ranks, k.previous)
 	if err != nil {
 		k.failed.Add(1)
-		k.opt.Log.Error("no snapshot of the index", "error", err)
+		k.opt.Log.Error("cannot write a snapshot of the index", "error", err)
 		return err
 	}
 	k.written.Add(1)

@@ -80,7 +80,7 @@ func (s *File) check() error {
 	var body []byte
 	for {
 		if _, err := io.ReadFull(in, head); err == io.EOF || err == io.ErrUnexpectedEOF {
-			return fmt.Errorf("%w: it has no end, after %d bytes", ErrTruncated, at)
+			return fmt.Errorf("%w: it has %d bytes and no end", ErrTruncated, at)
 		} else if err != nil {
 			return err
 		}
@@ -97,10 +97,10 @@ func (s *File) check() error {
 		switch kind {
 		case endSection:
 			if len(body) != 8 || binary.LittleEndian.Uint64(body) != sum.Sum64() {
-				return fmt.Errorf("%w: the checksum of the whole is wrong", ErrCorrupted)
+				return fmt.Errorf("%w: the checksum of the file is wrong", ErrCorrupted)
 			}
 			if _, err := in.ReadByte(); err != io.EOF {
-				return fmt.Errorf("%w: something follows its end", ErrCorrupted)
+				return fmt.Errorf("%w: there are bytes after its end", ErrCorrupted)
 			}
 			closePart()
 			return nil
@@ -113,7 +113,7 @@ func (s *File) check() error {
 			open = &rankSections{meta: m, from: at}
 		case chainsSection:
 			if open == nil {
-				return fmt.Errorf("%w: blocks of no rank, at byte %d", ErrCorrupted, at)
+				return fmt.Errorf("%w: the blocks at byte %d belong to no rank", ErrCorrupted, at)
 			}
 		}
 		sum.Write(head)

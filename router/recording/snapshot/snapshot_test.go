@@ -248,7 +248,7 @@ func TestTheFolderOfASnapshot(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{filepath.Join(dir, "a", "b", "index.snap"): "", filepath.Join(file, "index.snap"): "cannot make the folder"} {
+	for path, want := range map[string]string{filepath.Join(dir, "a", "b", "index.snap"): "", filepath.Join(file, "index.snap"): "cannot create the directory"} {
 		var log bytes.Buffer
 		h := newTestFleet(t, 1, 3, 4)
 		k, err := New(Options{Path: path, Index: h.index, Ranks: func() []*worker.Rank { return h.ranks }, Interval: time.Hour, Log: slog.New(slog.NewTextHandler(&log, nil)),

@@ -111,11 +111,11 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 func checkWritable(path string) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("snapshot: cannot make the folder of %q: %w", path, err)
+		return fmt.Errorf("snapshot: cannot create the directory of %q: %w", path, err)
 	}
 	f, err := os.CreateTemp(dir, temporaryPattern(path))
 	if err != nil {
-		return fmt.Errorf("snapshot: cannot write beside %q: %w", path, err)
+		return fmt.Errorf("snapshot: cannot create a file in the directory of %q: %w", path, err)
 	}
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
