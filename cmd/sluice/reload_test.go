@@ -119,7 +119,7 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 			[]string{"--admin", "SLUICE_ADMIN_TOKEN", "--runtime-file", filepath.Join(admin.RuntimeDir(), "*.json"), "kill -HUP"}},
 		{"", []string{"reload", "--dry-run", "--admin", rt.Address}, 1, []string{"SLUICE_ADMIN_TOKEN"}},
 		{"", []string{"restart", "--admin", rt.Address}, 1, []string{"SLUICE_ADMIN_TOKEN", "--runtime-file", "kill -USR2"}},
-		{rt.Token, []string{"restart", "--admin", rt.Address}, 0, []string{"has taken the place of the router at " + rt.Address}},
+		{rt.Token, []string{"restart", "--admin", rt.Address}, 0, []string{"replaced the router at " + rt.Address}},
 	} {
 		out, code := command(c.token, c.args...)
 		var child int

@@ -59,6 +59,6 @@ func runRestart(cmd *cobra.Command, target routerFlags, asJSON bool) int {
 	if rt.PID != 0 { // known only from a runtime file
 		replaced = fmt.Sprintf("process %d", rt.PID)
 	}
-	fmt.Fprintf(stdout, "process %d has taken the place of %s\n", pid, replaced)
+	fmt.Fprintf(stdout, "process %d replaced %s\n", pid, replaced)
 	return 0
 }

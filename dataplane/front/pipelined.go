@@ -132,7 +132,7 @@ func (st *stream) BeforeEnd() {
 	}
 }
 
-const pipelinedMessage = "this request came before the answer to the one before it on the same connection (pipelining), which is not served; send it again behind that answer, or on a connection of its own"
+const pipelinedMessage = "this request arrived before the answer to the previous one on the same connection; pipelining is not supported: send it again after that answer, or on another connection"
 
 // rejectPipelined answers a pipelined request with an error, behind the response to the previous
 // request. The connection must then be closed.
@@ -190,7 +190,7 @@ func (u *tlsTransport) Write(p []byte) (int, error) { return u.c.writeWithStallC
 // because crypto/tls works again after a temporary error.
 type probeError struct{}
 
-func (probeError) Error() string   { return "front: nothing has come" }
+func (probeError) Error() string   { return "front: no data has arrived yet" }
 func (probeError) Timeout() bool   { return true }
 func (probeError) Temporary() bool { return true }
 

@@ -80,7 +80,7 @@ func (c *conn) readProxyHeader() error {
 		return err // closed without a byte, as port probes do
 	default:
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = errors.New("no whole PROXY header came in time; is the one that connects a proxy that sends one?")
+			err = errors.New("no complete PROXY header arrived in time; check that the client is a proxy that sends one, or set proxies.protocol to optional")
 		}
 		if errors.Is(err, proxyproto.ErrNoHeader) {
 			err = errors.New("the connection does not begin with a PROXY header; make its proxy send one (send-proxy, proxy_protocol on), or set proxies.protocol to optional")

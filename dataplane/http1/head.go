@@ -119,7 +119,7 @@ func (h *Head) splitLines() string {
 		text := raw[at : at+eol-1]
 		if len(text) == 0 {
 			if at+eol+1 != len(raw) {
-				return "the head goes on after its empty line"
+				return "there are bytes after the empty line that ends the head"
 			}
 			return ""
 		}

@@ -120,7 +120,7 @@ func (u *tlsTransport) Read(p []byte) (int, error) {
 // that is temporary.
 type wouldBlockError struct{}
 
-func (wouldBlockError) Error() string   { return "upstream: nothing has come" }
+func (wouldBlockError) Error() string   { return "upstream: no data has arrived yet" }
 func (wouldBlockError) Timeout() bool   { return true }
 func (wouldBlockError) Temporary() bool { return true }
 

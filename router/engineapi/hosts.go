@@ -200,7 +200,7 @@ func (h *allowedHosts) checkHost(at place, raw []byte) error {
 		host, read = only, err == nil
 	}
 	if !read {
-		return &FieldError{Got: quoteValue(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where no mere host is asked for", Forbidden: true}
+		return &FieldError{Got: quoteValue(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where the member accepts one", Forbidden: true}
 	}
 	if !h.allow(host) {
 		return &FieldError{Got: fmt.Sprintf("the host %.100q is not on the allow-list (engine_api.allowed_hosts)", host), Forbidden: true}

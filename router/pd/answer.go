@@ -219,7 +219,7 @@ func checkAnswer(resp *upstream.Response, body []byte) error {
 		return errEmpty
 	case resp.ContentLength == upstream.LengthToClose && (body[0] == '{' || body[0] == '['):
 		if _, _, err := jsonscan.Find(body, ""); body[0] == '{' && err != nil {
-			return fmt.Errorf("the engine closed the connection in the midst of its answer: %w", err)
+			return fmt.Errorf("the engine closed the connection before the end of its answer: %w", err)
 		}
 	}
 	return nil
@@ -291,7 +291,7 @@ func (q *request) answerRewriter() family.AnswerRewriter {
 
 // trialDeclined ends a trial decode that declined.
 func (q *request) trialDeclined(rank *worker.Rank) legEnd {
-	q.settings.Scheduler.AddNote(q.req.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.settings.Scheduler.AddNote(q.req.RequestID, "declined: decode on "+rank.ID.String()+" has too few cached blocks of the prompt")
 	q.settings.Observer.FallbackUsed("declined")
 	return legDeclined
 }

@@ -295,7 +295,7 @@ func (s *streamState) reportMigration(outcome, cause string, from *worker.Rank, 
 	if unconstrained {
 		suffix = ", without the grammar"
 	}
-	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, generated, s.rank.ID, suffix))
+	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s continues the stream%s", from.ID, cause, generated, s.rank.ID, suffix))
 	s.settings.Log.Warn("stream migrated", "request", s.requestID, "previous_rank", from.ID.String(), "rank", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", unconstrained, "error", err)
 }
 

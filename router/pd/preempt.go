@@ -353,6 +353,6 @@ func (u *suspension) log(s *streamState, open []*apiformat.ChoiceState) {
 	for _, o := range open {
 		generated += o.Delivered
 	}
-	s.addNote(fmt.Sprintf("suspended: %s after %d tokens, for a request of class %s; %s goes on after %s", u.from.ID, generated, u.by.class, s.rank.ID, u.took.Round(time.Millisecond)))
+	s.addNote(fmt.Sprintf("suspended: %s after %d tokens, for a request of class %s; %s continues it after %s", u.from.ID, generated, u.by.class, s.rank.ID, u.took.Round(time.Millisecond)))
 	s.settings.Log.Info("stream was suspended", "request", s.requestID, "previous_rank", u.from.ID.String(), "rank", s.rank.ID.String(), "tokens", generated, "cause", "preemption")
 }

@@ -148,7 +148,7 @@ func TestStreamMigratesTwice(t *testing.T) {
 		t.Errorf("engines were asked %q", asked)
 	}
 	rec := m.Outcome(t, "twice")
-	if rec.Outcome.Reason != "" || rec.Outcome.OutputTokens != 60 || !strings.Contains(fmt.Sprint(rec.Notes), "goes on") {
+	if rec.Outcome.Reason != "" || rec.Outcome.OutputTokens != 60 || !strings.Contains(fmt.Sprint(rec.Notes), "continues the stream") {
 		t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
 	}
 	m.Clear()
