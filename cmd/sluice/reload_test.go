@@ -123,7 +123,7 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 	} {
 		out, code := command(c.token, c.args...)
 		var child int
-		if n, _ := fmt.Sscanf(out, "process %d has taken", &child); n == 1 {
+		if n, _ := fmt.Sscanf(out, "process %d replaced", &child); n == 1 {
 			t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
 		}
 		if code != c.code {

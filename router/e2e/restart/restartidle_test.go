@@ -94,7 +94,7 @@ func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 		t.Fatalf("restart: %v\n%s%s", err, out, errors.String())
 	}
 	var now int
-	if _, err := fmt.Sscanf(string(out), "process %d has taken", &now); err != nil {
+	if _, err := fmt.Sscanf(string(out), "process %d replaced", &now); err != nil {
 		t.Fatalf("restart says %q: %v", out, err)
 	}
 	t.Cleanup(func() { syscall.Kill(now, syscall.SIGKILL) })
