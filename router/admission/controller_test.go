@@ -364,12 +364,11 @@ func TestRequestsOnHold(t *testing.T) {
 
 // backlogGate is a Starter that notes how long its pool has been backlogged.
 type backlogGate struct {
-	free *atomic.Int64
-	seen *[]time.Duration
+	free, seen *atomic.Int64
 }
 
 func (g backlogGate) TryStart(backlogged time.Duration) Verdict {
-	*g.seen = append(*g.seen, backlogged)
+	g.seen.Store(int64(backlogged))
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
 		return NoCapacity
@@ -381,8 +380,7 @@ func (g backlogGate) TryStart(backlogged time.Duration) Verdict {
 func TestBacklogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{Name: "normal"}}, Limits: Limits{MaxRequests: 10, MaxTenants: 10}}, &counts{})
-		var free atomic.Int64
-		var seen []time.Duration
+		var free, seen atomic.Int64
 		var wg sync.WaitGroup
 		wait := func() {
 			w := &Waiter{Class: "normal", Item: Item{Pool: "m", Tenant: "t", Cost: 1}, Starter: backlogGate{&free, &seen}}
@@ -399,7 +397,7 @@ func TestBacklogged(t *testing.T) {
 		}
 		last := func(want time.Duration, when string) {
 			t.Helper()
-			if got := seen[len(seen)-1]; got < want || got > want+20*time.Millisecond {
+			if got := time.Duration(seen.Load()); got < want || got > want+20*time.Millisecond {
 				t.Errorf("%s, the pool is backlogged for %v; want about %v", when, got, want)
 			}
 		}

@@ -137,6 +137,10 @@ var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(
 // maxNativeScratch bounds the text that a pooled nativeWork keeps.
 const maxNativeScratch = 1 << 20
 
+// maxNativeText is the longest text, in bytes, that is encoded in this process: about a million tokens. The
+// library needs up to 80 times the size of a text without any boundary, and cannot be interrupted in it.
+const maxNativeText = 4 << 20
+
 func (w *nativeWork) put() {
 	if cap(w.input.Chat) <= maxNativeScratch && cap(w.input.Text) <= maxNativeScratch {
 		nativeWorks.Put(w)
@@ -165,6 +169,10 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 		refused := w.input.Refused
 		w.put()
 		return t.withoutIDs(dst, q, refused, &t.unmodelled)
+	}
+	if len(w.input.Text)+len(w.input.Chat) > maxNativeText {
+		w.put()
+		return t.withoutIDs(dst, q, false, &t.unmodelled)
 	}
 	out := incremental.Output{IDs: dst.Tokens[:0], Blocks: dst.Blocks[:0]}
 	var found incremental.Result

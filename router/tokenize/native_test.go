@@ -358,6 +358,11 @@ func TestNotInProcess(t *testing.T) {
 	if _, ok := ask(t, tk, Other, `{"input":"x"}`, nil, 0); ok {
 		t.Error("an embedding was tokenized")
 	}
+	for size, want := range map[int]bool{maxNativeText: true, maxNativeText + 1: false} {
+		if _, ok := ask(t, tk, Completion, `{"model":"m","prompt":"`+strings.Repeat("a", size)+`"}`, nil, 0); ok != want {
+			t.Errorf("a prompt of %d bytes: tokenized %v, want %v", size, ok, want)
+		}
+	}
 	model.fail = true
 	if _, ok := ask(t, tk, Chat, hello(1), nil, 0); ok || tk.Stats().NativeFailed != 1 {
 		t.Error("a failed rendering was used")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -281,5 +282,26 @@ func BenchmarkRead(b *testing.B) {
 		if reason := in.Read(Chat, body.Bytes(), s); reason != "" {
 			b.Fatal(reason)
 		}
+	}
+}
+
+// TestManySystemMessages: merging the system messages of a request takes memory and time in proportion to
+// their size.
+func TestManySystemMessages(t *testing.T) {
+	const messages, size = 5000, 200
+	one := `{"role":"system","content":"` + strings.Repeat("x", size) + `"},`
+	body := `{"messages":[` + strings.Repeat(one, messages) + `{"role":"user","content":"hello"}]}`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var in Input
+	if reason := in.Read(Messages, []byte(body), &Settings{MergeSystem: true}); reason != "" {
+		t.Fatal(reason)
+	}
+	runtime.ReadMemStats(&after)
+	if n := strings.Count(string(in.Chat), strings.Repeat("x", size)); n != messages {
+		t.Errorf("%d messages are in the chat, want %d", n, messages)
+	}
+	if used := after.TotalAlloc - before.TotalAlloc; used > 32*uint64(len(body)) {
+		t.Errorf("%d bytes were allocated for a request of %d", used, len(body))
 	}
 }

@@ -120,10 +120,11 @@ func (in *Input) anthropicSystem(b []byte, o *object, s *Settings) []byte {
 		in.refuse("system is neither text nor a list")
 	}
 	if s.MergeSystem {
+		text = bytes.Clone(text) // it may be a part of the body
 		var m object
 		for it := jsonscan.Walk(o.get(0)); it.Next() && in.reason == ""; {
 			if m.find(it.Raw(), "role", "content"); m.isString(0, "system") {
-				text = append(text[:len(text):len(text)], in.inlineSystem(&m)...)
+				text = append(text, in.inlineSystem(&m)...)
 			}
 		}
 	}
