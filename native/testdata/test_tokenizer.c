@@ -62,7 +62,7 @@ static void *use(void *p) {
   for (int i = 0; i < 20; i++) {
     render(m, "", chat, SLUICE_TOK_OK, "<|begin|>user: hi<|end|>\nassistant:");
     render(m, "{{ messages | tojson }}", chat, SLUICE_TOK_OK, "[{\"role\": \"user\", \"content\": \"hi\"}]");
-    render(m, "{{ raise_exception('x') }}", chat, SLUICE_TOK_TEMPLATE, NULL);
+    render(m, "{{ raise_exception('x') }}", chat, SLUICE_TOK_REFUSED, NULL);
     render(m, "{% for", chat, SLUICE_TOK_TEMPLATE, NULL);
     render(m, "", "{", SLUICE_TOK_INPUT, NULL);
     encode(m, i % 16);
