@@ -138,7 +138,7 @@ var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(
 const maxNativeScratch = 1 << 20
 
 // maxNativeText is the longest text, in bytes, that is encoded in this process: about a million tokens. The
-// library needs up to 80 times the size of a text without any boundary, and cannot be interrupted in it.
+// library can need many times the size of a text without any boundary, and cannot be interrupted in it.
 const maxNativeText = 4 << 20
 
 func (w *nativeWork) put() {
