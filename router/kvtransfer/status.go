@@ -32,7 +32,7 @@ func (w *Watcher) Status() Status {
 	var s Status
 	s.Active, s.Reason = ladder.Active()
 	for _, tier := range allTiers {
-		line := Tier{tier, nixl.TierOff, "not asked for: transfers." + string(tier) + ", or there is no registration.listen and no NIXL family for it"}
+		line := Tier{tier, nixl.TierOff, "not started: transfers." + string(tier) + " is off, or it is auto and no model hands over by NIXL, or registration.listen is not set"}
 		for _, m := range ladder {
 			if m.Tier() == tier {
 				line.State, line.Reason = m.Status()
