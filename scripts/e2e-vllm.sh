@@ -4,7 +4,7 @@
 #
 # usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen,preempt] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
-#   --only LIST     sections to run, comma-separated; the default is the first five:
+#   --only LIST     sections to run, comma-separated; the default is the first six:
 #                   pd         separate prefill and decode engines with NixlConnector,
 #                              clients that disconnect in each phase, an expired lease,
 #                              then a second prefill engine
@@ -31,7 +31,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp,migrate,engineapi,frozen report= clients=$here/clients/run.sh router= keep= commit=
+only=pd,dp,migrate,engineapi,frozen,preempt report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
