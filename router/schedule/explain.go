@@ -11,13 +11,13 @@ import (
 // Record is the explain record of one request, as Explain and Recent return it.
 type Record struct {
 	RequestID string          `json:"request_id"`
-	Started   time.Time       `json:"begun"`
+	Started   time.Time       `json:"started"`
 	Policy    string          `json:"policy"`
 	Decisions []Decision      `json:"decisions"`
-	Dropped   int             `json:"decisions_not_kept,omitempty"`
-	Joint     []JointDecision `json:"pairs,omitempty"` // joint choices of both legs
+	Dropped   int             `json:"decisions_dropped,omitempty"`
+	Joint     []JointDecision `json:"joint_decisions,omitempty"` // joint choices of both legs
 	Notes     []Note          `json:"notes,omitempty"`
-	LostNotes int             `json:"notes_not_kept,omitempty"`
+	LostNotes int             `json:"notes_dropped,omitempty"`
 	Outcome   *OutcomeRecord  `json:"outcome"` // null while the request runs
 	// Earlier are older requests with the same id, newest first.
 	Earlier []Record `json:"earlier,omitempty"`
@@ -53,8 +53,8 @@ type Candidate struct {
 	Host          int     `json:"overlap_host_blocks,omitempty"` // of overlap_blocks, not on the device
 	Disk          int     `json:"overlap_disk_blocks,omitempty"` // of overlap_blocks, on disk only
 	Credit        float64 `json:"overlap_credit_tokens"`         // what the overlap saves, weighted
-	Approx        bool    `json:"overlap_guessed,omitempty"`     // predicted from the router's own choices
-	InFlight      bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
+	Approx        bool    `json:"overlap_approximate,omitempty"` // predicted from the router's own choices
+	InFlight      bool    `json:"overlap_in_flight,omitempty"`   // just sent there; no event yet
 	Unknown       bool    `json:"overlap_unknown,omitempty"`     // no trustworthy feed and no prediction
 	Rates         Rates   `json:"rates_ms"`                      // per unit, as used for the cost
 	Reserved      int64   `json:"prefill_tokens_reserved"`       // those expected to be uncomputed still

@@ -1,8 +1,6 @@
 package schedule
 
 import (
-	"cmp"
-	"encoding/json"
 	"time"
 
 	"sluice/router/worker"
@@ -54,40 +52,16 @@ type JointDecision struct {
 	Local        *Local  `json:"local,omitempty"` // nil: not evaluated
 }
 
-// MarshalJSON writes Reason also as why, its former name, for one release.
-func (d JointDecision) MarshalJSON() ([]byte, error) {
-	type members JointDecision
-	return json.Marshal(struct {
-		members
-		Why string `json:"why"`
-	}{members(d), d.Reason})
-}
-
-// UnmarshalJSON accepts why as well: a router of the previous release sends no reason.
-func (d *JointDecision) UnmarshalJSON(text []byte) error {
-	type members JointDecision
-	var v struct {
-		members
-		Why string `json:"why"`
-	}
-	if err := json.Unmarshal(text, &v); err != nil {
-		return err
-	}
-	*d = JointDecision(v.members)
-	d.Reason = cmp.Or(d.Reason, v.Why)
-	return nil
-}
-
 // Remote is the estimated time to first token of two legs and its terms, in ms.
 type Remote struct {
 	Prefill      string  `json:"prefill"` // worker/rank
 	Decode       string  `json:"decode"`
 	Cost         float64 `json:"cost_ms"`
-	Terms        Terms   `json:"terms_ms"`                    // of both legs, with the transfer between them
-	Handover     float64 `json:"handover_ms,omitempty"`       // the time of a hand-over, independent of the prompt
-	TransferRate float64 `json:"pair_ms_per_token,omitempty"` // between these two ranks; otherwise the decode rank's own rate was used
-	Cached       int     `json:"prefill_cached_tokens"`       // predicted on the prefill rank
-	Uncached     int     `json:"decode_uncached_tokens"`      // left on the decode rank
+	Terms        Terms   `json:"terms_ms"`                        // of both legs, with the transfer between them
+	Handover     float64 `json:"handover_ms,omitempty"`           // the time of a hand-over, independent of the prompt
+	TransferRate float64 `json:"transfer_ms_per_token,omitempty"` // between these two ranks; otherwise the decode rank's own rate was used
+	Cached       int     `json:"prefill_cached_tokens"`           // predicted on the prefill rank
+	Uncached     int     `json:"decode_uncached_tokens"`          // left on the decode rank
 }
 
 // Local is the alternative that the whole request runs on one decode rank.

@@ -310,7 +310,7 @@ class Section:
         lost = [n for n in account.get("notes") or [] if n["text"].startswith("transfer_")]
         report.row("the record has the reason", "a transfer_ note", [n["text"] for n in lost], bool(lost))
         if lost:
-            began = datetime.datetime.fromisoformat(account["begun"].replace("Z", "+00:00")[:26] + "+00:00").timestamp()
+            began = datetime.datetime.fromisoformat(account["started"].replace("Z", "+00:00")[:26] + "+00:00").timestamp()
             # The text ends with "after 3.017s", measured from prefill's answer.
             times["waited"] = seconds(lost[0]["text"].rsplit(" ", 1)[1])
             times["known"] = times["frozen"] + began + lost[0]["at_ms"] / 1000 - times["wall"]

@@ -108,7 +108,7 @@ function explanation({ explain: rec, no_explain: missing }) {
       { head: "rank", text: c => `${c.chosen ? "→ " : c.excluded ? "× " : ""}${c.rank}`, href: c => workerLink(c.rank) },
       { head: "cost", num: true, text: c => c.cost_ms.toFixed(2) },
       ...terms.map(t => ({ head: t, num: true, text: c => (c.terms_ms[t] ?? 0).toFixed(2) })),
-      { head: "cached tokens", num: true, text: c => `${c.overlap_guessed ? "~" : c.overlap_awaited ? "+" : c.overlap_unknown ? "?" : ""}${whole(c.cached_tokens)}` },
+      { head: "cached tokens", num: true, text: c => `${c.overlap_approximate ? "~" : c.overlap_in_flight ? "+" : c.overlap_unknown ? "?" : ""}${whole(c.cached_tokens)}` },
       { head: "tokens to prefill", num: true, text: c => whole(c.prefill_tokens_reserved) },
       { head: "blocks", num: true, text: c => whole(c.decode_blocks_reserved) },
       { head: "requests", num: true, text: c => whole(c.requests) },
