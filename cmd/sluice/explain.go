@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"sluice/dataplane/jsonscan"
 	"sluice/router/admin"
 	"sluice/router/schedule"
 )
@@ -63,7 +64,7 @@ func runExplain(ctx context.Context, target routerFlags, id string, asJSON bool,
 		if json.Indent(&b, bytes.TrimSpace(body), "", "  ") != nil {
 			b.Write(body)
 		}
-		fmt.Fprintln(stdout, b.String())
+		fmt.Fprintf(stdout, "%s\n", jsonscan.EscapeUnprintable(b.Bytes()))
 		return 0
 	}
 	writeRecord(stdout, rec)

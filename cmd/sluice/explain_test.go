@@ -135,6 +135,14 @@ func TestExplainControlCharacters(t *testing.T) {
 	if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("control characters in %q", text)
 	}
+	out.Reset()
+	var read []string
+	if err := encodeJSON(&out, []string{hostile}); err != nil || json.Unmarshal(out.Bytes(), &read) != nil || read[0] != hostile {
+		t.Errorf("%v: %q is read as %q", err, &out, read)
+	}
+	if strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		t.Errorf("control characters in %q", &out)
+	}
 }
 
 // TestUnreportedTokens: an engine that reports no usage has no number of tokens, rather than -1.

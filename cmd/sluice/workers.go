@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sluice/dataplane/jsonscan"
 	"sluice/router/admin"
 	"sluice/router/config"
 )
@@ -67,12 +68,17 @@ func withRouter(cmd *cobra.Command, target *routerFlags, f func(context.Context,
 	return 0
 }
 
-// encodeJSON prints v, indented.
+// encodeJSON prints v, indented, with escapes for characters that a terminal might interpret.
 func encodeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(jsonscan.EscapeUnprintable(b.Bytes()))
+	return err
 }
 
 // checkWorker returns an error with the nearest name if the router has no worker id.

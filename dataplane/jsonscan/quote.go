@@ -1,5 +1,12 @@
 package jsonscan
 
+import (
+	"fmt"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
 // AppendQuoted appends s as a JSON string. Invalid UTF-8 is copied; a scan of the result rejects
 // it.
 func AppendQuoted[T string | []byte](dst []byte, s T) []byte {
@@ -36,4 +43,32 @@ func QuotedLen[T string | []byte](s T) int {
 		}
 	}
 	return n
+}
+
+// EscapeUnprintable returns a JSON text with escapes in place of the characters from DEL on that are
+// not printable, such as C1 controls and those that change the direction of text: a terminal may
+// interpret them. The value of the JSON stays the same. A byte that is not UTF-8 becomes \ufffd.
+// Without such characters the result is text itself.
+func EscapeUnprintable(text []byte) []byte {
+	var out []byte
+	done := 0 // text[:done] is in out
+	for at := 0; at < len(text); {
+		if text[at] < 0x7f {
+			at++
+			continue
+		}
+		r, size := utf8.DecodeRune(text[at:])
+		if invalid := r == utf8.RuneError && size == 1; invalid || !unicode.IsPrint(r) {
+			out = append(out, text[done:at]...)
+			for _, unit := range utf16.AppendRune(nil, r) {
+				out = fmt.Appendf(out, `\u%04x`, unit)
+			}
+			done = at + size
+		}
+		at += size
+	}
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
 }

@@ -5,6 +5,8 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+
+	"sluice/dataplane/jsonscan"
 )
 
 // MaskedValue replaces a secret in the log and in the admin API.
@@ -20,7 +22,8 @@ var publicKeys = []string{"api_keys", "tokens", "tokenize", "tokenizer", "token_
 // NewLogger returns the process's logger and its level, which may change at run time. level is
 // debug, info, warn or error (empty: info); format is text or json (empty: text). The logger masks
 // attributes whose key names a secret (token, authorization, password, …), also inside groups. It
-// writes durations as text, such as 1.5s, in both formats.
+// writes durations as text, such as 1.5s, in both formats, and unprintable characters of clients and
+// engines as escapes, so that a terminal does not interpret them.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
 	least := new(slog.LevelVar)
 	at, err := Level(level)
@@ -31,11 +34,21 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar,
 	opt := &slog.HandlerOptions{ReplaceAttr: mask, Level: least}
 	switch format {
 	case "text", "":
-		return slog.New(slog.NewTextHandler(w, opt)), least, nil
+		return slog.New(slog.NewTextHandler(w, opt)), least, nil // quotes what is not printable
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, opt)), least, nil
+		return slog.New(slog.NewJSONHandler(printable{w}, opt)), least, nil
 	}
 	return nil, nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
+}
+
+// printable escapes the unprintable characters that slog's JSON handler copies.
+type printable struct{ w io.Writer }
+
+func (p printable) Write(line []byte) (int, error) {
+	if _, err := p.w.Write(jsonscan.EscapeUnprintable(line)); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
 
 // Level parses the name of a level; "" is info.

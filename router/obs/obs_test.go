@@ -2,6 +2,7 @@ package obs
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
@@ -371,6 +374,21 @@ func TestLogger(t *testing.T) {
 		log.With("token_age", time.Hour).Info("x", "took", 1500*time.Millisecond, slog.Group("in", "left", 20*time.Millisecond))
 		if !strings.Contains(b.String(), want) || strings.Contains(b.String(), "1h") {
 			t.Errorf("got %s", b.String())
+		}
+	}
+	// Text of a client is written without characters that a terminal interprets: controls of 7 and 8
+	// bits, and those that change the direction of text.
+	const hostile = "a\x1b[2J\u009b31m\u202e\u2066\u200f\x7f\n\x9bb"
+	for _, format := range []string{"json", "text"} {
+		b.Reset()
+		log, _, err := NewLogger(&b, "info", format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Info("x "+hostile, "client", hostile, "error", errors.New(hostile), hostile, []byte(hostile))
+		line, ended := strings.CutSuffix(b.String(), "\n")
+		if at := strings.IndexFunc(line, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }); at >= 0 || !ended || !strings.Contains(line, `\u202e`) {
+			t.Errorf("%s, unprintable from byte %d: %q", format, at, line)
 		}
 	}
 	for _, bad := range [][2]string{{"loud", "text"}, {"info", "xml"}} {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
 
 	"sluice/bench/testwait"
 	"sluice/router/requestlog"
@@ -92,6 +93,24 @@ func TestLine(t *testing.T) {
 	})
 	if s := w.Stats(); s.Written != 2 || s.Dropped != 0 || s.Failed != 0 {
 		t.Errorf("stats are %+v", s)
+	}
+}
+
+// TestLineOnTerminal: a line has no character that a terminal interprets, and the same values.
+func TestLineOnTerminal(t *testing.T) {
+	const hostile = "a\x1b[2J\u009b31m\u202e\u2066\u200f\x7fb"
+	e := &requestlog.Entry{}
+	e.ID, e.Model = hostile, hostile
+	line := appendLine(nil, e)
+	if at := bytes.IndexFunc(bytes.TrimSuffix(line, []byte("\n")), func(r rune) bool { return !unicode.IsPrint(r) }); at >= 0 {
+		t.Errorf("unprintable from byte %d: %q", at, line)
+	}
+	var got struct {
+		ID    string `json:"request_id"`
+		Model string `json:"model"`
+	}
+	if err := json.Unmarshal(line, &got); err != nil || got.ID != hostile || got.Model != hostile {
+		t.Errorf("%v: %s is read as %+q", err, line, got)
 	}
 }
 

@@ -18,7 +18,7 @@ func appendLine(b []byte, e *requestlog.Entry) []byte {
 	b = append(b, `{"time":"`...)
 	b = e.Received.UTC().AppendFormat(b, timeFormat)
 	b = append(b, `","msg":"request","request_id":`...)
-	b = jsonscan.AppendQuoted(b, e.ID)
+	b = appendQuoted(b, e.ID)
 	if e.Trace.ID != (requestlog.TraceID{}) {
 		b = append(b, `,"trace_id":"`...)
 		b = hex.AppendEncode(b, e.Trace.ID[:])
@@ -104,7 +104,14 @@ func appendText(b []byte, name, value string) []byte {
 	if value == "" {
 		return b
 	}
-	return jsonscan.AppendQuoted(appendName(b, name), value)
+	return appendQuoted(appendName(b, name), value)
+}
+
+// appendQuoted appends a JSON string. A terminal shows it without interpreting it.
+func appendQuoted(b []byte, value string) []byte {
+	from := len(b)
+	b = jsonscan.AppendQuoted(b, value)
+	return append(b[:from], jsonscan.EscapeUnprintable(b[from:])...)
 }
 
 func appendInt(b []byte, name string, value int64) []byte {
