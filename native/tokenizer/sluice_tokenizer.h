@@ -95,7 +95,9 @@ void sluice_tok_close(struct sluice_tok_model *model);
  *   and merges; null if the folder has its own. */
 int sluice_tok_info(const struct sluice_tok_model *model, uint32_t what, struct sluice_tok_result *out);
 
-/* Renders a request as apply_chat_template of transformers does.
+/* Renders a request as apply_chat_template of transformers does. The model's own template
+ * is tool_use for a request with tools, if there is one, else default. If that one cannot
+ * be rendered the code is SLUICE_TOK_UNSUPPORTED; no other is rendered in its place.
  * template: the name of one of the model's templates, the source of another one, or
  *   empty for the model's own.
  * input: a JSON object with messages, and optionally tools, documents,

@@ -175,6 +175,61 @@ func TestVocabularyFiles(t *testing.T) {
 	}
 }
 
+// TestTemplatesByName: a request with tools selects the template tool_use. One that cannot be rendered is
+// an error then, and no reason to render another.
+func TestTemplatesByName(t *testing.T) {
+	l := open(t)
+	vocabulary, err := os.ReadFile("testdata/tiny/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plain, withTools = `{"messages":[{"role":"user","content":"hi"}]}`, `{"messages":[{"role":"user","content":"hi"}],"tools":[]}`
+	for name, c := range map[string]struct {
+		files     map[string]string
+		templates []string
+		plain     string // "": an error
+		withTools string
+	}{
+		"both in the configuration": {map[string]string{"tokenizer_config.json": `{"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"t"}]}`},
+			[]string{"default", "tool_use"}, "d", "t"},
+		"tool_use is broken": {map[string]string{"tokenizer_config.json": `{"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"{% if %}"}]}`},
+			[]string{"default"}, "d", ""},
+		"a broken file": {map[string]string{"chat_template.jinja": "d", "additional_chat_templates/tool_use.jinja": "{{ 'x' | safe + 'y' }}"},
+			[]string{"default"}, "d", ""},
+		"the only one is broken": {map[string]string{"chat_template.jinja": "{% if %}"}, []string{}, "", ""},
+		"another is broken": {map[string]string{"chat_template.jinja": "d", "additional_chat_templates/rag.jinja": "{% if %}"},
+			[]string{"default"}, "d", "d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, "additional_chat_templates"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			c.files["tokenizer.json"] = string(vocabulary)
+			for file, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := l.Load(dir, LoadOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if got := m.Info().Templates; !slices.Equal(got, c.templates) {
+				t.Errorf("templates %q, want %q", got, c.templates)
+			}
+			for input, want := range map[string]string{plain: c.plain, withTools: c.withTools} {
+				text, err := m.Render(nil, "", []byte(input))
+				var e *Error
+				if want == "" && (!errors.As(err, &e) || e.Code != CodeUnsupported || !strings.Contains(e.Reason, "the chat template")) || want != "" && (err != nil || string(text) != want) {
+					t.Errorf("%s: %q, %v; want %q", input, text, err, want)
+				}
+			}
+		})
+	}
+}
+
 func TestErrors(t *testing.T) {
 	m := load1(t, "testdata/tiny")
 	const chat = `{"messages":[{"role":"user","content":"secret"}]}`

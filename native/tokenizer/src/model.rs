@@ -29,7 +29,7 @@ pub struct Bounds {
 /// A loaded model. It does not change after loading, so any number of threads may use it.
 pub struct Model {
     encoder: Encoder,
-    templates: BTreeMap<String, Template>,
+    templates: Templates,
     cache: Cache,
     special: Vec<(String, String)>,
     added: Vec<Added>,
@@ -38,6 +38,9 @@ pub struct Model {
     spec: Json,
     runs: Option<Runs>,
 }
+
+/// The model's templates by name, and of those that cannot be rendered why not.
+type Templates = BTreeMap<String, Result<Template>>;
 
 /// An added token: it is split from the text before the model's own rules.
 pub struct Added {
@@ -148,14 +151,24 @@ impl Model {
 
     fn named(&self, template: &str, tools: bool) -> Result<Option<&Template>> {
         if !template.is_empty() {
-            return Ok(if self.templates.len() > 1 { self.templates.get(template) } else { None });
+            return if self.templates.len() > 1 { self.get(template) } else { Ok(None) };
         }
-        if tools && let Some(t) = self.templates.get("tool_use") {
+        if tools && let Some(t) = self.get("tool_use")? {
             return Ok(Some(t));
         }
-        match self.templates.get("default") {
+        match self.get("default")? {
             Some(t) => Ok(Some(t)),
             None => Err(Error::new(Code::Unsupported, "the model has no chat template")),
+        }
+    }
+
+    /// The template of a name. One that the library cannot render is an error: an engine
+    /// would use it, and no other in its place.
+    fn get(&self, name: &str) -> Result<Option<&Template>> {
+        match self.templates.get(name) {
+            None => Ok(None),
+            Some(Ok(t)) => Ok(Some(t)),
+            Some(Err(e)) => Err(Error::new(Code::Unsupported, format!("the chat template {name:?}: {e}"))),
         }
     }
 
@@ -228,7 +241,7 @@ fn special_tokens(config: &Json) -> Vec<(String, String)> {
 }
 
 /// The model's templates by name; a model with one calls it "default".
-fn templates(dir: &Path, config: &Json) -> Result<BTreeMap<String, Template>> {
+fn templates(dir: &Path, config: &Json) -> Result<Templates> {
     let mut sources = BTreeMap::new();
     match &config["chat_template"] {
         Json::String(s) => {
@@ -259,11 +272,11 @@ fn templates(dir: &Path, config: &Json) -> Result<BTreeMap<String, Template>> {
     if !files.is_empty() {
         sources = files;
     }
-    // A template that the library cannot render is left out: the model is of use for its ids.
-    Ok(sources.into_iter().filter_map(|(name, s)| Some((name, Template::compile(&s).ok()?))).collect())
+    // With a template that the library cannot render the model is still of use for its ids.
+    Ok(sources.into_iter().map(|(name, s)| (name, Template::compile(&s))).collect())
 }
 
-fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &BTreeMap<String, Template>, special: &[(String, String)]) -> Result<Json> {
+fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &Templates, special: &[(String, String)]) -> Result<Json> {
     let generation = read_json(dir, "generation_config.json")?;
     let id = |name: &str| special.iter().find(|(k, _)| k == name).and_then(|(_, v)| t.token_to_id(v));
     let with: Vec<u32> = t.encode_fast("", true).map(|e| e.get_ids().to_vec()).unwrap_or_default();
@@ -274,7 +287,7 @@ fn info(dir: &Path, t: &Tokenizer, config: &Json, templates: &BTreeMap<String, T
         "eos_id": id("eos_token"),
         "eos_ids": generation["eos_token_id"],
         "added_ids": with,
-        "templates": templates.keys().collect::<Vec<_>>(),
+        "templates": templates.iter().filter(|(_, t)| t.is_ok()).map(|(name, _)| name).collect::<Vec<_>>(),
         "tokenizer_class": config["tokenizer_class"],
         "model_max_length": config["model_max_length"],
     }))
