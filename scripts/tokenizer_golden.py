@@ -8,7 +8,8 @@ and GGUF vocabularies with expected ids. It is downloaded once into the cache.
   scripts/tokenizer_golden.py templates            text of every template x 500 conversations
   scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
   scripts/tokenizer_golden.py files                ids of vocabularies in other files than tokenizer.json
-  scripts/tokenizer_golden.py rewrite              writes native/tokenizer/testdata/golden.jsonl
+  scripts/tokenizer_golden.py escapes              JSON strings of every character of the basic plane
+  scripts/tokenizer_golden.py rewrite              writes golden.jsonl and escapes.json of native/tokenizer/testdata
 
   --conversations N   of each template (500)
   --only NAME         templates or vocabularies whose name contains it
@@ -18,6 +19,7 @@ import argparse
 import ctypes
 import datetime
 import glob
+import hashlib
 import json
 import os
 import random
@@ -614,6 +616,28 @@ def files(args):
     return bad
 
 
+# The filters of templates, and json.dumps as transformers' tojson calls it.
+ESCAPES = {"tojson": {"ensure_ascii": False}, "tojson(ensure_ascii=true)": {"ensure_ascii": True}}
+
+
+def characters():
+    """All characters of the basic plane, and some of the others."""
+    return [chr(c) for c in range(0x110000) if (c < 0x10000 or c % 0x1000 < 4 or c == 0x1f642) and not 0xd800 <= c < 0xe000]
+
+
+def escapes(args):
+    model, bad = empty_model(Library()), 0
+    every = characters()
+    for template, options in ESCAPES.items():
+        got = json.loads("[" + model.render("{% for c in messages[0].content %}{{ c | " + template + " | tojson }},{% endfor %}", {"messages": [{"role": "user", "content": every}]}).rstrip(",") + "]")
+        different = [c for c, g in zip(every, got, strict=True) if g != json.dumps(c, **options)]
+        for c in different[:args.show]:
+            print(f"  {template}: U+{ord(c):04X}: want {json.dumps(c, **options)!r}, got {got[every.index(c)]!r}")
+        bad += len(different)
+        print(f"{template}: {len(every)} characters, {len(different)} differ")
+    return bad
+
+
 def rewrite(args):
     """Writes what `go test` compares the library with, from templates and texts of the project's own."""
     render = oracle()
@@ -630,12 +654,16 @@ def rewrite(args):
                 except Exception as e:  # noqa: BLE001: a template can fail in any way
                     case["error"] = str(e) if type(e).__name__ == "TemplateError" else ""
                 f.write(json.dumps(case, ensure_ascii=False) + "\n")
+    digests = {template: hashlib.sha256(json.dumps("".join(characters()), **options).encode()).hexdigest() for template, options in ESCAPES.items()}
+    with open(os.path.join(folder, "escapes.json"), "w", encoding="utf-8") as f:
+        json.dump(digests, f, indent=1)
+        f.write("\n")
     return 0
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["templates", "ids", "files", "rewrite"])
+    p.add_argument("what", choices=["templates", "ids", "files", "escapes", "rewrite"])
     p.add_argument("--conversations", type=int, default=500)
     p.add_argument("--only", default="")
     p.add_argument("--show", type=int, default=1)

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"sluice/native/dl"
 )
@@ -227,6 +229,40 @@ func TestTemplatesByName(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestEscapes: tojson escapes every character as json.dumps of Python does, by the digests that
+// `scripts/tokenizer_golden.py rewrite` has recorded. The text has all characters of the basic
+// plane and some of the others.
+func TestEscapes(t *testing.T) {
+	m := load1(t, "testdata/tiny")
+	recorded, err := os.ReadFile("testdata/escapes.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want map[string]string
+	if err := json.Unmarshal(recorded, &want); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for c := rune(0); c <= 0x10ffff; c++ {
+		if (c < 0x10000 || c%0x1000 < 4 || c == 0x1f642) && utf8.ValidRune(c) {
+			text.WriteRune(c)
+		}
+	}
+	input, err := json.Marshal(map[string]any{"messages": []map[string]string{{"role": "user", "content": text.String()}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(want) != 2 {
+		t.Errorf("%d digests", len(want))
+	}
+	for filter, digest := range want {
+		got, err := m.Render(nil, "{{ messages[0].content | "+filter+" }}", input)
+		if sum := fmt.Sprintf("%x", sha256.Sum256(got)); err != nil || sum != digest {
+			t.Errorf("%s: %v, %d bytes with the digest %s, want %s; `scripts/tokenizer_golden.py escapes` finds the first difference", filter, err, len(got), sum, digest)
+		}
 	}
 }
 

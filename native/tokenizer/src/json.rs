@@ -463,7 +463,6 @@ fn write_string(out: &mut String, s: &str, ascii: bool) {
             '\t' => out.push_str("\\t"),
             '\u{c}' => out.push_str("\\f"),
             '\u{8}' => out.push_str("\\b"),
-            '\u{7f}' => out.push('\u{7f}'),
             c => {
                 for u in c.encode_utf16(&mut [0; 2]) {
                     let _ = write!(out, "\\u{u:04x}");
