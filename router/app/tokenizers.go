@@ -42,6 +42,9 @@ type tokenizers struct {
 // modelFolder is where a model's files are, and how its servers render.
 type modelFolder struct {
 	dir, format string
+	template    string // a file that replaces the folder's templates, "" for none
+	kwargs      string // a JSON object of the template's variables, "" for none
+	trust       bool   // requests may contain a template
 }
 
 type loadedModel struct {
@@ -106,7 +109,7 @@ func tokenizerSettingsOf(cfg *config.Config) tokenizerSettings {
 	s := tokenizerSettings{Mode: cfg.Tokens.Native, Models: map[string]modelFolder{}}
 	for name, m := range cfg.Models {
 		if m.Tokenizer != "" {
-			s.Models[name] = modelFolder{m.Tokenizer, m.ContentFormat}
+			s.Models[name] = modelFolder{m.Tokenizer, m.ContentFormat, m.ChatTemplate, m.ChatTemplateKwargs, m.TrustRequestChatTemplate}
 		}
 	}
 	return s
@@ -169,7 +172,7 @@ func (t *tokenizers) wanted() (map[string]modelFolder, bool) {
 	if t.set.Mode == "auto" {
 		for name, dir := range t.roots {
 			if hasVocabulary(dir) {
-				want[name] = modelFolder{dir, "auto"}
+				want[name] = modelFolder{dir: dir, format: "auto"}
 			}
 		}
 	}
@@ -268,19 +271,81 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 		rules = nil
 	}
 	templates := chatTemplates(from.dir)
-	template := templates["default"]
-	settings := chatinput.Settings{CodeRendered: code != "", Developer: chatinput.KnowsDeveloper(template)}
-	switch from.format {
-	case "openai":
-		settings.Parts = true
-	case "string":
-	default:
-		settings.Parts = chatinput.ContentParts(template)
+	use := tokenize.NativeModel(model)
+	if from.template != "" {
+		text, err := os.ReadFile(from.template)
+		if err != nil {
+			return nil, err
+		}
+		templates = map[string]string{"default": string(text)}
+		use = givenTemplate{model, string(text)}
 	}
-	if code == "" {
-		tryTemplates(&settings, templates, model)
+	settings := settingsOf(from, templates)
+	if settings.CodeRendered = code != ""; code == "" {
+		t.reportTemplates(name, templates, use)
+		tryTemplates(&settings, templates, use)
 	}
-	return t.to.NewInProcess(name, model, rules, settings)
+	return t.to.NewInProcess(name, use, rules, settings)
+}
+
+// givenTemplate is a model whose servers were started with a template of their own.
+type givenTemplate struct {
+	tokenize.NativeModel
+	source string
+}
+
+func (g givenTemplate) Prompt(dst []uint32, template string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
+	if template == "" {
+		template = g.source
+	}
+	return g.NativeModel.Prompt(dst, template, input, addSpecial, rest)
+}
+
+// settingsOf returns how the servers of a model render: what the settings say, and what vLLM finds from
+// the template that it selects for a request.
+func settingsOf(from modelFolder, templates map[string]string) chatinput.Settings {
+	of := func(template string) chatinput.Template {
+		t := chatinput.Template{Developer: chatinput.KnowsDeveloper(template)}
+		switch from.format {
+		case "openai":
+			t.Parts = true
+		case "string":
+		default:
+			t.Parts = chatinput.ContentParts(template)
+		}
+		return t
+	}
+	s := chatinput.Settings{Plain: of(templates["default"]), TrustTemplate: from.trust}
+	s.WithTools = s.Plain
+	if t, ok := templates["tool_use"]; ok {
+		s.WithTools = of(t)
+	}
+	if from.kwargs != "" {
+		s.Defaults = bytes.TrimSpace([]byte(from.kwargs))
+	}
+	return s
+}
+
+// reportTemplates logs which of the templates that vLLM selects cannot be rendered here. The engines
+// tokenize the prompts of those.
+func (t *tokenizers) reportTemplates(name string, templates map[string]string, model tokenize.NativeModel) {
+	for template, tools := range map[string]string{"default": "null", "tool_use": `[{"type":"function","function":{"name":"f","description":"","parameters":{"type":"object","properties":{}}}}]`} {
+		if _, ok := templates[template]; !ok {
+			continue
+		}
+		_, err := renderer(model)("", []byte(`{"messages":[{"role":"user","content":"t"}],"tools":`+tools+`,"add_generation_prompt":true}`))
+		if err == nil {
+			continue
+		}
+		reason := err.Error()
+		if e := new(tokenizer.Error); errors.As(err, &e) {
+			if e.Refused() {
+				continue
+			}
+			reason = e.Reason // it can quote the messages above
+		}
+		t.log.Warn("cannot render a chat template: the engines tokenize the prompts that select it", "model", name, "detail", template, "error", reason)
+	}
 }
 
 // withoutTraining returns a tokenizer.json without the settings that servers replace.

@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -275,6 +276,85 @@ func TestRealLibrary(t *testing.T) {
 	}
 	if !slices.Equal(chat.Tokens, rendered.Tokens) || len(chat.Tokens) == 0 {
 		t.Errorf("the chat has the ids %v, its text %v", chat.Tokens, rendered.Tokens)
+	}
+}
+
+// TestTemplateSettings: chats are rendered with the template, the content format and the variables that
+// the servers were started with, and with the template that they select for requests with tools.
+func TestTemplateSettings(t *testing.T) {
+	if _, err := tokenizer.Open(""); err != nil {
+		t.Skipf("no tokenizer library; make builds it where cargo is installed: %v", err)
+	}
+	vocabulary, err := os.ReadFile("../../native/tokenizer/testdata/tiny/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := func(files map[string]string) string {
+		files["tokenizer.json"] = string(vocabulary)
+		return modelDir(t, "m", files)
+	}
+	const parts = `{% for m in messages %}{% for c in m.content %}{{ m.role }}={{ c.text }} {% endfor %}{% endfor %}{{ x }}`
+	const text = `{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}{{ x }}`
+	both := func(toolUse string) map[string]string {
+		list, err := json.Marshal(map[string]any{"chat_template": []map[string]string{{"name": "default", "template": text}, {"name": "tool_use", "template": toolUse}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return map[string]string{"tokenizer_config.json": string(list)}
+	}
+	given := filepath.Join(modelDir(t, "templates", map[string]string{"given.jinja": parts + `!`, "broken.jinja": `{% if %}`}), "given.jinja")
+	ts, to, log := newTestTokenizers(t, nil)
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{
+		"broken-given":    {Tokenizer: folder(both(parts)), ChatTemplate: filepath.Join(filepath.Dir(given), "broken.jinja")},
+		"broken-tool-use": {Tokenizer: folder(both("{% if %}"))},
+		"given":           {Tokenizer: folder(both(parts)), ChatTemplate: given, ChatTemplateKwargs: ` {"x":"k"} `},
+		"missing":         {Tokenizer: folder(both(parts)), ChatTemplate: given + "x"},
+		"openai":          {Tokenizer: folder(both(parts)), ContentFormat: "openai"},
+		"plain":           {Tokenizer: folder(map[string]string{"chat_template.jinja": text})},
+		"tool-use":        {Tokenizer: folder(both(parts)), ChatTemplateKwargs: `{"x":1}`, TrustRequestChatTemplate: true},
+	}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "broken-given", "broken-tool-use", "given", "openai", "plain", "tool-use")
+	const messages = `"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}]`
+	const tools = `,"tools":[{"type":"function","function":{"name":"f"}}]`
+	for _, c := range []struct{ model, more, want string }{ // "": the engine tokenizes it
+		{"plain", ``, "system:d user:u "},
+		{"plain", tools, "system:d user:u "},
+		{"plain", `,"chat_template_kwargs":{"x":2}`, "system:d user:u 2"},
+		{"tool-use", ``, "system:d user:u 1"},
+		{"tool-use", tools, "system=d user=u 1"},
+		{"tool-use", tools + `,"chat_template_kwargs":{"x":2}`, "system=d user=u 2"},
+		{"tool-use", `,"chat_template":"x"`, ""},
+		{"broken-tool-use", ``, "system:d user:u "},
+		{"broken-tool-use", tools, ""},
+		{"openai", ``, "system:[{'type': 'text', 'text': 'd'}] user:[{'type': 'text', 'text': 'u'}] "},
+		{"given", ``, "system=d user=u k!"},
+		{"given", tools, "system=d user=u k!"},
+		{"broken-given", ``, ""},
+	} {
+		var doc jsonscan.Doc
+		if err := doc.Scan([]byte(`{`+messages+c.more+`}`), jsonscan.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		var p tokenize.Prompt
+		got := ""
+		if q := (tokenize.NativeQuery{Model: c.model, Kind: tokenize.Chat, Doc: &doc}); to.PromptInProcess(&p, &q) {
+			for _, id := range p.Tokens { // 0 to 255 are the bytes
+				got += string([]byte{byte(id)})
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %s: %q, want %q", c.model, c.more, got, c.want)
+		}
+	}
+	for _, s := range []string{`"cannot render a chat template: the engines tokenize the prompts that select it" model=broken-tool-use detail=tool_use`, `model=broken-given detail=default error="syntax error`, "cannot use the tokenizer: the engines tokenize the model's prompts\" model=missing"} {
+		if !log.has(s) {
+			t.Errorf("the log does not say %q:\n%s", s, log.b.String())
+		}
+	}
+	if strings.Count(log.b.String(), "cannot render a chat") != 2 {
+		t.Errorf("the log: %s", log.b.String())
 	}
 }
 

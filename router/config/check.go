@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
@@ -90,6 +91,12 @@ func (c *Config) fillDefaults() {
 	}
 }
 
+// isJSONObject reports whether text is a JSON object.
+func isJSONObject(text []byte) bool {
+	var members map[string]json.RawMessage
+	return json.Unmarshal(text, &members) == nil && members != nil
+}
+
 // check adds an error for each rule that concerns several fields, and for each rule of one field that
 // its tags cannot express.
 func (c *Config) check(f *errorList) {
@@ -102,8 +109,12 @@ func (c *Config) check(f *errorList) {
 	c.checkListeners(bad)
 	c.checkPD(bad, "pd", &c.PD)
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
-		if pd := c.Models[name].PD; pd != nil {
-			c.checkPD(bad, "models."+name+".pd", pd)
+		m := c.Models[name]
+		if m.PD != nil {
+			c.checkPD(bad, "models."+name+".pd", m.PD)
+		}
+		if kwargs := m.ChatTemplateKwargs; kwargs != "" && !isJSONObject([]byte(kwargs)) {
+			bad("models."+name+".chat_template_kwargs", `want a JSON object such as {"enable_thinking": false}`)
 		}
 	}
 	c.checkWorkers(bad)

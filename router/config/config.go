@@ -310,6 +310,13 @@ type Model struct {
 	Deadline      time.Duration `yaml:"deadline" min:"0s"`                         // time after which a request ends, instead of the class's; 0: the class's [0s]
 	Tokenizer     string        `yaml:"tokenizer"`                                 // folder with the model's tokenizer.json, tokenizer_config.json and chat template, so that the router finds token ids itself; see docs/tokens.md [none: an engine finds them]
 	ContentFormat string        `yaml:"content_format" oneof:"auto string openai"` // vLLM's --chat-template-content-format, for tokenizer [auto]
+	ChatTemplate  string        `yaml:"chat_template"`                             // file with the template that the engines were started with (vLLM's --chat-template), for tokenizer [none: the folder's own]
+	// ChatTemplateKwargs is vLLM's --default-chat-template-kwargs, for tokenizer: a JSON object of
+	// variables of the template, such as '{"enable_thinking": false}' [none].
+	ChatTemplateKwargs string `yaml:"chat_template_kwargs"`
+	// TrustRequestChatTemplate is vLLM's --trust-request-chat-template, for tokenizer: the engines tokenize
+	// the prompts of requests with a template of their own. Without it engines refuse such requests [false].
+	TrustRequestChatTemplate bool `yaml:"trust_request_chat_template"`
 }
 
 // Admission holds requests in the router while no rank can start them soon, and decides their

@@ -44,7 +44,7 @@ func (in *Input) readChat(body []byte, s *Settings) {
 	case o.kind(0) != jsonscan.Array:
 		in.refuse("messages is not a list")
 	case o.has(3):
-		in.refuse("the request has a chat template") // the server takes none unless --trust-request-chat-template is set
+		in.refuseTemplate(s)
 	case o.has(14):
 		in.fail("prompt_token_ids is not modelled")
 	case o.has(8) && !stringMaps(o.get(8)):
@@ -62,10 +62,11 @@ func (in *Input) readChat(body []byte, s *Settings) {
 	if o.has(4) {
 		opt.kwargs = o.get(4)
 	}
-	in.readParams(&opt)
+	in.readParams(&opt, s)
+	tools := opt.tools == nil && o.has(1) && !(s.NoToolsIfNone && o.isString(2, "none"))
 	in.Chat = append(in.Chat, `{"messages":`...)
-	in.writeMessages(o.get(0), s, true)
-	if opt.tools == nil && o.has(1) && !(s.NoToolsIfNone && o.isString(2, "none")) {
+	in.writeMessages(o.get(0), s.template(tools || opt.tools != nil), true)
+	if tools {
 		in.writeTools(o.get(1))
 	}
 	in.writeOptions(&opt, s)
@@ -100,7 +101,7 @@ func isList(raw []byte, kind jsonscan.Kind) bool {
 }
 
 // readParams reads the members of chat_template_kwargs that are not variables of the template.
-func (in *Input) readParams(opt *options) {
+func (in *Input) readParams(opt *options, s *Settings) {
 	if opt.kwargs == nil || opt.kwargs[0] != '{' {
 		return
 	}
@@ -118,7 +119,7 @@ func (in *Input) readParams(opt *options) {
 	}
 	switch {
 	case o.has(3):
-		in.refuse("chat_template_kwargs has a chat template")
+		in.refuseTemplate(s)
 	case !o.has(2), o.isString(2, "auto"), o.kind(2) == jsonscan.Bool && o.get(2)[0] == 'f':
 	case o.kind(2) == jsonscan.Bool:
 		in.AddSpecial = false // transformers tokenizes, and adds no special tokens
@@ -150,20 +151,20 @@ var roles = []string{"system", "developer", "user", "assistant", "tool", "functi
 
 // writeMessages appends the conversation. validated says that the server's request types have put
 // the members of tool calls into their order.
-func (in *Input) writeMessages(raw []byte, s *Settings, validated bool) {
+func (in *Input) writeMessages(raw []byte, t Template, validated bool) {
 	from, before, refused := len(in.Chat), in.reason, in.Refused
-	in.writeList(raw, s, validated)
+	in.writeList(raw, t, validated)
 	// writeList refuses the role "developer", which is rare, so that only then it is searched for.
-	if in.reason != "" && !s.Developer && hasDeveloper(raw) {
+	if in.reason != "" && !t.Developer && hasDeveloper(raw) {
 		in.Chat, in.reason, in.Refused = in.Chat[:from], before, refused
-		in.writeConverted(raw, s, validated)
+		in.writeConverted(raw, t, validated)
 	}
 	if bytes.HasSuffix(in.Chat[from:], []byte("[]")) && len(in.Chat) == from+2 {
 		in.refuse("there are no messages")
 	}
 }
 
-func (in *Input) writeList(raw []byte, s *Settings, validated bool) {
+func (in *Input) writeList(raw []byte, t Template, validated bool) {
 	in.Chat = append(in.Chat, '[')
 	first := true
 	var m message
@@ -176,7 +177,7 @@ func (in *Input) writeList(raw []byte, s *Settings, validated bool) {
 			in.Chat = append(in.Chat, ',')
 		}
 		first = false
-		in.writeMessage(&m, s, validated, false)
+		in.writeMessage(&m, t, validated, false)
 	}
 	in.Chat = append(in.Chat, ']')
 }
@@ -197,7 +198,7 @@ func hasDeveloper(messages []byte) bool {
 // writeConverted is writeList for templates without the role "developer": such messages become system
 // messages, and if then one is not the first message, all become one. The server does that after it
 // has read the contents, so that the one has a string where other messages may have parts.
-func (in *Input) writeConverted(messages []byte, s *Settings, validated bool) {
+func (in *Input) writeConverted(messages []byte, t Template, validated bool) {
 	var m message
 	var text []byte
 	merge, n := false, 0
@@ -211,7 +212,7 @@ func (in *Input) writeConverted(messages []byte, s *Settings, validated bool) {
 			text = append(text, "\n\n"...)
 		}
 		from := len(text)
-		if text = in.appendText(text, &m, s); len(text) == from {
+		if text = in.appendText(text, &m, t); len(text) == from {
 			text = text[:before]
 		}
 	}
@@ -229,13 +230,13 @@ func (in *Input) writeConverted(messages []byte, s *Settings, validated bool) {
 			continue
 		}
 		in.Chat = appendComma(in.Chat)
-		in.writeMessage(&m, s, validated, true)
+		in.writeMessage(&m, t, validated, true)
 	}
 	in.Chat = append(in.Chat, ']')
 }
 
 // appendText appends the text of a system or developer message.
-func (in *Input) appendText(dst []byte, m *message, s *Settings) []byte {
+func (in *Input) appendText(dst []byte, m *message, t Template) []byte {
 	if m.kind(mContent) == jsonscan.String {
 		p := part{text: m.get(mContent), named: true}
 		if in.dropHeader(&p, string(jsonscan.Text(m.get(mRole)))) {
@@ -248,9 +249,9 @@ func (in *Input) appendText(dst []byte, m *message, s *Settings) []byte {
 	for it := jsonscan.Walk(m.content()); it.Next() && in.reason == ""; {
 		p := in.readPart(it.Raw(), it.Value.Kind)
 		switch {
-		case p.text == nil, p.reference && s.Parts, !in.dropHeader(&p, string(jsonscan.Text(m.get(mRole)))):
+		case p.text == nil, p.reference && t.Parts, !in.dropHeader(&p, string(jsonscan.Text(m.get(mRole)))):
 			continue
-		case len(p.text) == 2 && !s.Parts:
+		case len(p.text) == 2 && !t.Parts:
 			continue
 		}
 		if n++; n > 1 {
@@ -281,7 +282,7 @@ func (in *Input) checkContent(m *message, role string) {
 }
 
 // writeMessage appends a message. converted says that the role "developer" becomes "system".
-func (in *Input) writeMessage(m *message, s *Settings, validated, converted bool) {
+func (in *Input) writeMessage(m *message, t Template, validated, converted bool) {
 	for i := mOther; i < len(messageNames); i++ {
 		if m.has(i) {
 			in.fail("a message has the member " + messageNames[i])
@@ -293,7 +294,7 @@ func (in *Input) writeMessage(m *message, s *Settings, validated, converted bool
 		return
 	}
 	role, printed := string(jsonscan.Text(m.get(mRole))), m.get(mRole)
-	if role == "developer" && !s.Developer {
+	if role == "developer" && !t.Developer {
 		if !converted {
 			in.fail("a developer message was not converted") // see writeMessages
 			return
@@ -302,7 +303,7 @@ func (in *Input) writeMessage(m *message, s *Settings, validated, converted bool
 	}
 	in.Chat = append(append(in.Chat, `{"role":`...), printed...)
 	in.Chat = append(in.Chat, `,"content":`...)
-	in.writeContent(m, role, s)
+	in.writeContent(m, role, t)
 	switch role {
 	case "assistant":
 		in.writeAssistant(m, validated)
@@ -318,7 +319,7 @@ func (in *Input) writeMessage(m *message, s *Settings, validated, converted bool
 	}
 	in.writeStringMember(m, mName)
 	in.writeStringMember(m, mTask)
-	if role == "developer" && s.Developer {
+	if role == "developer" && t.Developer {
 		if m.has(mTools) {
 			in.fail("a developer message has tools")
 		}

@@ -17,13 +17,20 @@ const (
 	Messages               // /v1/messages
 )
 
-// Settings are how a model's servers render prompts.
-type Settings struct {
+// Template is what a chat template takes.
+type Template struct {
 	// Parts selects the content format "openai", in which templates receive lists of parts;
 	// otherwise they receive strings. ContentParts finds it from the template, as vLLM does.
 	Parts bool
 	// Developer says that the template knows the role "developer"; otherwise it becomes "system".
 	Developer bool
+}
+
+// Settings are how a model's servers render prompts.
+type Settings struct {
+	// Plain is the template of requests without tools, WithTools that of requests with tools. Most
+	// models have one template for both.
+	Plain, WithTools Template
 	// MergeSystem says that the template takes a system message only at the start, so that the
 	// server joins all of a Messages request. MergesSystem finds it, as vLLM does.
 	MergeSystem bool
@@ -37,6 +44,9 @@ type Settings struct {
 	CodeRendered bool
 	// NoToolsIfNone is the server's --exclude-tools-when-tool-choice-none.
 	NoToolsIfNone bool
+	// TrustTemplate is the server's --trust-request-chat-template: a request may contain a template,
+	// which is not rendered here. Otherwise the server refuses such a request.
+	TrustTemplate bool
 }
 
 // Truncation is how the server cuts a prompt that is too long.
@@ -115,6 +125,24 @@ func (in *Input) fail(reason string) {
 	if in.reason == "" {
 		in.reason = reason
 	}
+}
+
+// refuseTemplate records that the request has a chat template.
+func (in *Input) refuseTemplate(s *Settings) {
+	const reason = "the request has a chat template"
+	if s.TrustTemplate {
+		in.fail(reason)
+	} else {
+		in.refuse(reason)
+	}
+}
+
+// template returns the template of a request with or without tools.
+func (s *Settings) template(tools bool) Template {
+	if tools {
+		return s.WithTools
+	}
+	return s.Plain
 }
 
 // refuse records the first reason, one for which the server refuses the request.

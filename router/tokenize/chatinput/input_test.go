@@ -35,7 +35,8 @@ type vllmCase struct {
 }
 
 func (c *vllmCase) settings() *Settings {
-	return &Settings{Parts: c.Parts, Developer: c.Developer, MergeSystem: c.Merge, DisabledEffort: c.Disabled, Defaults: c.Defaults}
+	template := Template{Parts: c.Parts, Developer: c.Developer}
+	return &Settings{Plain: template, WithTools: template, MergeSystem: c.Merge, DisabledEffort: c.Disabled, Defaults: c.Defaults}
 }
 
 var sides = map[string]Side{"": Default, "left": Left, "right": Right}
@@ -112,6 +113,76 @@ func TestAsVLLM(t *testing.T) {
 	slices.Sort(keys)
 	for _, r := range keys {
 		t.Logf("%4d %s", reasons[r], r)
+	}
+}
+
+// TestTemplateOfTools: contents and roles are as the template takes them that the server chooses by the
+// presence of tools (HfRenderer.render_messages and transformers' get_chat_template).
+func TestTemplateOfTools(t *testing.T) {
+	const messages = `"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}]`
+	const plain = `{"messages":[{"role":"system","content":"d"},{"role":"user","content":"u"}]`
+	const withTools = `{"messages":[{"role":"developer","content":[{"type":"text","text":"d"}],"tools":null},{"role":"user","content":[{"type":"text","text":"u"}]}]`
+	const tool = `{"type":"function","function":{"name":"f"}}`
+	for _, c := range []struct {
+		api        API
+		body, want string
+	}{
+		{Chat, `{` + messages + `}`, plain},
+		{Chat, `{` + messages + `,"tools":null}`, plain},
+		{Chat, `{` + messages + `,"tools":[` + tool + `],"tool_choice":"none"}`, plain},
+		{Chat, `{` + messages + `,"tools":[` + tool + `]}`, withTools},
+		{Chat, `{` + messages + `,"chat_template_kwargs":{"tools":[]}}`, withTools},
+		{Chat, `{` + messages + `,"chat_template_kwargs":{"tools":"auto"}}`, plain},
+		{Responses, `{"instructions":"i","input":"u","tools":[]}`, `{"messages":[{"role":"system","content":"i"},{"role":"user","content":"u"}]`},
+		{Responses, `{"instructions":"i","input":"u","tools":[{"type":"web_search"}]}`, `{"messages":[{"role":"system","content":[{"type":"text","text":"i"}]},{"role":"user","content":[{"type":"text","text":"u"}]}]`},
+		{Messages, `{"messages":[{"role":"user","content":"u"}]}`, `{"messages":[{"role":"user","content":"u"}]`},
+		{Messages, `{"messages":[{"role":"user","content":"u"}],"tools":[{"name":"f","input_schema":{}}]}`, `{"messages":[{"role":"user","content":[{"type":"text","text":"u"}]}]`},
+	} {
+		var in Input
+		s := Settings{WithTools: Template{Parts: true, Developer: true}, NoToolsIfNone: true}
+		if reason := in.Read(c.api, []byte(c.body), &s); reason != "" || !strings.HasPrefix(string(in.Chat), c.want+",") {
+			t.Errorf("%s: %q %s\nwant %s", c.body, reason, in.Chat, c.want)
+		}
+	}
+}
+
+// TestArguments: the arguments of a tool call are what json.loads of Python reads, or an empty object.
+func TestArguments(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":1}`:                  `{"a":1}`,
+		" \t\n\r{\"a\":1}\r\n\t ":  `{"a":1}`,
+		"\u00a0{\"a\":1}":          `{}`,
+		"{\"a\":1}\u3000":          `{}`,
+		"\v{\"a\":1}":              `{}`,
+		"{\"a\":1}\f":              `{}`,
+		"\u0085{\"a\":1}":          `{}`,
+		"\ufeff{\"a\":1}":          `{}`,
+		"{\"a\":\u00a01}":          `{}`,
+		"{\"a\":\"\u00a0\u3000\"}": "{\"a\":\"\u00a0\u3000\"}",
+		"\u00a0{\"a\":NaN}":        `{}`,
+		`{"a":NaN}`:                `{"a":NaN}`,
+		"\u00a0":                   `{}`,
+		"":                         `{}`,
+		`[1]`:                      `{}`,
+	} {
+		call := `{"id":"c","type":"function","function":{"name":"f","arguments":` + string(jsonscan.AppendQuoted(nil, []byte(text))) + `}}`
+		var in Input
+		reason := in.Read(Chat, []byte(`{"messages":[{"role":"assistant","content":"","tool_calls":[`+call+`]}]}`), new(Settings))
+		if got := `"function":{"arguments":` + want + `,"name":"f"}`; reason != "" || !strings.Contains(string(in.Chat), got) {
+			t.Errorf("%q: %q %s, want %s", text, reason, in.Chat, got)
+		}
+	}
+}
+
+// TestTemplateOfRequest: a request's template is refused, or left to the engine if its server takes it.
+func TestTemplateOfRequest(t *testing.T) {
+	for _, body := range []string{`{"messages":[],"chat_template":"x"}`, `{"messages":[],"chat_template_kwargs":{"chat_template":"x"}}`} {
+		for _, trust := range []bool{false, true} {
+			var in Input
+			if reason := in.Read(Chat, []byte(body), &Settings{TrustTemplate: trust}); reason == "" || in.Refused == trust {
+				t.Errorf("%s, trusted %v: %q, refused %v", body, trust, reason, in.Refused)
+			}
+		}
 	}
 }
 

@@ -92,15 +92,16 @@ func (in *Input) readAnthropicChat(body []byte, original *object, s *Settings) {
 	if o.has(2) {
 		opt.effort = o.get(2)
 	}
-	in.readParams(&opt)
-	in.Chat = append(in.Chat, `{"messages":`...)
-	in.writeMessages(o.get(0), s, true)
+	in.readParams(&opt, s)
 	none := false
 	if original.kind(3) == jsonscan.Object {
 		choice.find(original.get(3), "type")
 		none = choice.isString(0, "none")
 	}
-	if opt.tools == nil && original.has(2) && !(s.NoToolsIfNone && none) {
+	tools := opt.tools == nil && original.has(2) && !(s.NoToolsIfNone && none)
+	in.Chat = append(in.Chat, `{"messages":`...)
+	in.writeMessages(o.get(0), s.template(tools || opt.tools != nil), true)
+	if tools {
 		in.writeAnthropicTools(original.get(2))
 	}
 	in.writeOptions(&opt, s)

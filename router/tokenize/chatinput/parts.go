@@ -24,21 +24,21 @@ type part struct {
 
 // writeContent appends a message's content: a string, or with Parts a list. A tool's is a string
 // unless it refers to tools.
-func (in *Input) writeContent(m *message, role string, s *Settings) {
-	list := s.Parts && (role != "tool" || hasReference(m))
+func (in *Input) writeContent(m *message, role string, t Template) {
+	list := t.Parts && (role != "tool" || hasReference(m))
 	if list {
 		in.Chat = append(in.Chat, '[')
 	} else {
 		in.Chat = append(in.Chat, '"')
 	}
 	if m.kind(mContent) == jsonscan.String {
-		in.writePart(&part{text: m.get(mContent), named: true}, list, role, s, 0)
+		in.writePart(&part{text: m.get(mContent), named: true}, list, role, t, 0)
 	} else {
 		in.checkContent(m, role)
 		n := 0
 		for it := jsonscan.Walk(m.content()); it.Next() && in.reason == ""; {
 			if p := in.readPart(it.Raw(), it.Value.Kind); p.text != nil {
-				n += in.writePart(&p, list, role, s, n)
+				n += in.writePart(&p, list, role, t, n)
 			}
 		}
 	}
@@ -80,13 +80,13 @@ func (in *Input) dropHeader(p *part, role string) bool {
 
 // writePart appends a part behind n others, to a list or to a string; it returns how many parts it
 // became.
-func (in *Input) writePart(p *part, list bool, role string, s *Settings, n int) int {
+func (in *Input) writePart(p *part, list bool, role string, t Template, n int) int {
 	if !in.dropHeader(p, role) {
 		return 0
 	}
 	text := p.text
 	if !list {
-		if len(text) == 2 && !s.Parts {
+		if len(text) == 2 && !t.Parts {
 			return 0 // the server drops empty strings, but not empty parts
 		}
 		if n > 0 {

@@ -50,13 +50,14 @@ func (in *Input) readResponses(body []byte, s *Settings) {
 	if o.has(8) {
 		opt.kwargs = o.get(8)
 	}
-	in.readParams(&opt)
+	in.readParams(&opt, s)
 	if in.reason != "" {
 		return
 	}
+	tools := opt.tools == nil && o.has(2) && !(o.kind(2) == jsonscan.Array && isEmpty(o.get(2))) && !(s.NoToolsIfNone && o.isString(3, "none"))
 	in.Chat = append(in.Chat, `{"messages":`...)
-	in.writeMessages(b, s, false)
-	if opt.tools == nil && o.has(2) && !(s.NoToolsIfNone && o.isString(3, "none")) {
+	in.writeMessages(b, s.template(tools || opt.tools != nil), false)
+	if tools {
 		in.writeResponseTools(o.get(2))
 	}
 	in.writeOptions(&opt, s)
@@ -287,9 +288,6 @@ func (in *Input) reasoningItem(b []byte, a *assistant, o *object) []byte {
 func (in *Input) writeResponseTools(raw []byte) {
 	if raw[0] != '[' {
 		in.refuse("tools is not a list")
-		return
-	}
-	if isEmpty(raw) {
 		return
 	}
 	in.Chat = append(in.Chat, `,"tools":[`...)

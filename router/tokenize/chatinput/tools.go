@@ -62,7 +62,8 @@ func (in *Input) writeExtra(object []byte, a, b, c string) {
 // parseArguments sets in.args to the object in a tool call's arguments, a JSON string. What is not
 // an object becomes an empty one, as in the server.
 func (in *Input) parseArguments(quoted []byte) {
-	in.args = bytes.TrimSpace(jsonscan.Unquote(in.args[:0], quoted))
+	// Python's JSON has no other white space: with any other the text is not an object.
+	in.args = bytes.Trim(jsonscan.Unquote(in.args[:0], quoted), " \t\n\r")
 	switch {
 	case !json.Valid(in.args) && !validInPython(in.args), in.args[0] != '{':
 		in.args = append(in.args[:0], "{}"...)
