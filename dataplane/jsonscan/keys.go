@@ -54,7 +54,9 @@ const (
 	KeyStop
 	KeyStopTokenIDs
 	KeyPromptLogprobs
-	KeyThinking             // of /v1/messages
+	KeyThinking  // of /v1/messages, and of SGLang's chats
+	KeyReasoning // of /v1/responses, and of SGLang's chats
+	KeyReasoningEffort
 	KeyLoRARequest          // TensorRT-LLM
 	KeyEncoderURLs          // SGLang's /generate
 	KeyHTTPWorkerIPC        // SGLang's /generate
@@ -205,6 +207,8 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyStopTokenIDs, "stop_token_ids")
 	anyOf(KeyPromptLogprobs, "prompt_logprobs")
 	anyOf(KeyThinking, "thinking")
+	anyOf(KeyReasoning, "reasoning")
+	anyOf(KeyReasoningEffort, "reasoning_effort")
 	anyOf(KeyLoRARequest, "lora_request")
 	anyOf(KeyEncoderURLs, "encoder_urls")
 	anyOf(KeyHTTPWorkerIPC, "http_worker_ipc")
@@ -332,6 +336,10 @@ func topKey(name []byte) Key {
 		return KeyPromptLogprobs
 	case "thinking":
 		return KeyThinking
+	case "reasoning":
+		return KeyReasoning
+	case "reasoning_effort":
+		return KeyReasoningEffort
 	case "previous_response_id":
 		return KeyPreviousResponseID
 	case "background":

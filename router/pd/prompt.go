@@ -143,7 +143,11 @@ func (q *request) tokenizePrompt() {
 		q.x.OnClientGone(call.Cancel)
 		defer q.x.OnClientGone(nil)
 	}
-	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.req.Doc, ep, &call)
+	server := tokenize.VLLM
+	if r != nil && r.Worker.Info().Engine == "sglang" {
+		server = tokenize.SGLang
+	}
+	q.settings.Tokenizer.PromptOf(&q.prompt, kind, &q.req.Doc, server, ep, &call)
 }
 
 // tokenizeInProcess finds the prompt's ids without an engine, if the model's tokenizer is loaded.

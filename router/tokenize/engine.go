@@ -10,19 +10,40 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// forwardedMembers are the members that affect the result of /tokenize (vLLM 0.33,
-// TokenizeChatRequest and TokenizeCompletionRequest).
-var forwardedMembers = [...]struct {
+// forwardedMember is a member of a request that /tokenize takes.
+type forwardedMember struct {
 	key    jsonscan.Key
 	splice []byte
-	prompt bool // also for a completion's prompt
-}{
-	{jsonscan.KeyTools, []byte(`,"tools":`), false},
-	{jsonscan.KeyChatTemplate, []byte(`,"chat_template":`), false},
-	{jsonscan.KeyChatTemplateKwargs, []byte(`,"chat_template_kwargs":`), false},
-	{jsonscan.KeyAddGenerationPrompt, []byte(`,"add_generation_prompt":`), false},
-	{jsonscan.KeyContinueFinalMessage, []byte(`,"continue_final_message":`), false},
-	{jsonscan.KeyAddSpecialTokens, []byte(`,"add_special_tokens":`), true},
+	shapes [numShapes]bool
+}
+
+var (
+	inMessages = [numShapes]bool{shapeMessages: true}
+	inChats    = [numShapes]bool{shapeMessages: true, shapeInput: true}
+)
+
+// forwardedMembers are the members that affect the result of /tokenize, by engine.
+var forwardedMembers = [...][]forwardedMember{
+	// vLLM 0.33, TokenizeChatRequest and TokenizeCompletionRequest.
+	VLLM: {
+		{jsonscan.KeyTools, []byte(`,"tools":`), inChats},
+		{jsonscan.KeyChatTemplate, []byte(`,"chat_template":`), inChats},
+		{jsonscan.KeyChatTemplateKwargs, []byte(`,"chat_template_kwargs":`), inChats},
+		{jsonscan.KeyAddGenerationPrompt, []byte(`,"add_generation_prompt":`), inChats},
+		{jsonscan.KeyContinueFinalMessage, []byte(`,"continue_final_message":`), inChats},
+		{jsonscan.KeyAddSpecialTokens, []byte(`,"add_special_tokens":`), [numShapes]bool{shapeMessages: true, shapePrompt: true}},
+	},
+	// SGLang 0.5.23, TokenizeRequest. Its chats have no add_generation_prompt, and neither chats nor
+	// completions have add_special_tokens: of /tokenize they would change the result.
+	SGLang: {
+		{jsonscan.KeyTools, []byte(`,"tools":`), inMessages},
+		{jsonscan.KeyToolChoice, []byte(`,"tool_choice":`), inMessages},
+		{jsonscan.KeyReasoningEffort, []byte(`,"reasoning_effort":`), inMessages},
+		{jsonscan.KeyReasoning, []byte(`,"reasoning":`), inMessages},
+		{jsonscan.KeyThinking, []byte(`,"thinking":`), inMessages},
+		{jsonscan.KeyContinueFinalMessage, []byte(`,"continue_final_message":`), inMessages},
+		{jsonscan.KeyChatTemplateKwargs, []byte(`,"chat_template_kwargs":`), inChats},
+	},
 }
 
 var (
@@ -67,15 +88,12 @@ func (w *promptWork) compose(doc *jsonscan.Doc) {
 	default:
 		w.add(messagesKey, doc.Raw(jsonscan.KeyMessages))
 	}
-	if w.shape == shapeInput {
+	if w.shape == shapeInput && w.server == VLLM {
 		w.add(addSpecialTokens)
 	}
-	for i := range forwardedMembers {
-		p := &forwardedMembers[i]
-		if w.shape == shapeInput && p.key == jsonscan.KeyAddSpecialTokens {
-			continue // not a member of these requests
-		}
-		if (w.shape != shapePrompt || p.prompt) && doc.Has(p.key) {
+	members := forwardedMembers[w.server]
+	for i := range members {
+		if p := &members[i]; p.shapes[w.shape] && doc.Has(p.key) {
 			w.add(p.splice, doc.Raw(p.key))
 		}
 	}

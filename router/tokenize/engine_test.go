@@ -135,6 +135,8 @@ func TestEngineRequests(t *testing.T) {
 			`{"model":"m","messages":[{"role":"user","content":"hi"}],"add_special_tokens":true,"chat_template_kwargs":{"a":1}}`},
 		{"messages", Messages, `{"model":"m","system":"s","messages":[ {"role":"user","content":"hi"} ],"max_tokens":4}`,
 			`{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":"hi"}]}`},
+		{"messages with an empty system", Messages, `{"model":"m","system":"","messages":[{"role":"user","content":"hi"}]}`, `{"model":"m","messages":[{"role":"user","content":"hi"}]}`},
+		{"responses with empty instructions", Responses, `{"model":"m","input":"hi","instructions":""}`, `{"model":"m","messages":[{"role":"user","content":"hi"}],"add_special_tokens":true}`},
 		{"messages without system", Messages, `{"model":"m","messages":[{"role":"user","content":"hi"}]}`, `{"model":"m","messages":[{"role":"user","content":"hi"}]}`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -148,6 +150,45 @@ func TestEngineRequests(t *testing.T) {
 			}
 			if want := idsOf(tc.want); fmt.Sprint(p.Tokens) != fmt.Sprint(want) || p.Count < len(want) {
 				t.Errorf("tokens %v, count %d, want %v", p.Tokens, p.Count, want)
+			}
+		})
+	}
+}
+
+// TestSGLangRequests: the /tokenize of SGLang 0.5.23 (TokenizeRequest, to_chat_completion_request) renders
+// what its other APIs render if it gets the members that these take, and no others. "": none gives the
+// same ids.
+func TestSGLangRequests(t *testing.T) {
+	const messages = `"messages":[{"role":"user","content":"hi"}]`
+	for _, tc := range []struct {
+		name string
+		kind Kind
+		body string
+		want string
+	}{
+		{"members of a chat", Chat,
+			`{"model":"m",` + messages + `,"tools":[{"type":"function"}],"tool_choice":"none","reasoning_effort":"low","thinking":{"type":"adaptive"},"reasoning":{"effort":"low"},"continue_final_message":true,"chat_template_kwargs":{"a":1},"temperature":1}`,
+			`{"model":"m",` + messages + `,"tools":[{"type":"function"}],"tool_choice":"none","reasoning_effort":"low","reasoning":{"effort":"low"},"thinking":{"type":"adaptive"},"continue_final_message":true,"chat_template_kwargs":{"a":1}}`},
+		{"members that only /tokenize has", Chat, `{"model":"m",` + messages + `,"add_generation_prompt":false,"add_special_tokens":true,"chat_template":"x"}`, `{"model":"m",` + messages + `}`},
+		{"completion", Completion, `{"model":"m","prompt":"a","add_special_tokens":false,"reasoning_effort":"low"}`, `{"model":"m","prompt":"a"}`},
+		{"responses", Responses, `{"model":"m","input":"hi","instructions":"s","chat_template_kwargs":{"a":1},"tool_choice":"auto","reasoning_effort":"low"}`,
+			`{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":"hi"}],"chat_template_kwargs":{"a":1}}`},
+		{"responses with reasoning", Responses, `{"model":"m","input":"hi","reasoning":{}}`, ``},
+		{"messages", Messages, `{"model":"m","system":"s",` + messages + `,"max_tokens":4}`, `{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":"hi"}]}`},
+		{"messages with thinking", Messages, `{"model":"m",` + messages + `,"thinking":{"type":"disabled"}}`, ``},
+		{"messages with an effort", Messages, `{"model":"m",` + messages + `,"output_config":{"effort":"low"}}`, ``},
+		{"a system message between others", Messages, `{"model":"m","messages":[{"role":"user","content":"hi"},{"role":"system","content":"s"}]}`, ``},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := newEngine(t)
+			p := new(Prompt)
+			New(patient).PromptOf(p, tc.kind, scanned(t, tc.body), SGLang, e.ep, nil)
+			got := e.requests()
+			switch {
+			case tc.want == "" && (p.Source != FromText || p.Err == "" || len(got) > 0):
+				t.Errorf("source %v, err %q, asked %q", p.Source, p.Err, got)
+			case tc.want != "" && (p.Source != FromEngine || len(got) != 1 || got[0] != tc.want):
+				t.Errorf("source %v, err %q, asked %q\nwant  [%q]", p.Source, p.Err, got, tc.want)
 			}
 		})
 	}

@@ -17,6 +17,7 @@ type promptWork struct {
 	estimate    int      // estimated tokens of all prompts
 	skipReason  string   // why no engine is asked
 
+	server Server
 	shape  shape
 	prompt []byte // for shapePrompt: the JSON string
 	system []byte // JSON string inserted before the messages, or nil
@@ -32,6 +33,7 @@ const (
 	shapeMessages shape = iota // the body's own messages
 	shapePrompt                // a completion's string
 	shapeInput                 // a string input as one user message
+	numShapes
 )
 
 var works = objpool.Pool[promptWork]{New: func() *promptWork { return new(promptWork) }}
@@ -159,8 +161,11 @@ func (w *promptWork) readResponses(doc *jsonscan.Doc) {
 	w.addPrefix(doc, jsonscan.KeyTools, jsonscan.KeyInstructions)
 	simple := kind == jsonscan.String && !doc.Has(jsonscan.KeyTools) && w.setSystem(doc, jsonscan.KeyInstructions) &&
 		!doc.Has(jsonscan.KeyPreviousResponseID)
-	if !simple {
+	switch {
+	case !simple:
 		w.skipReason = "only responses requests with a string input, without tools and earlier responses, are tokenized"
+	case w.server == SGLang && doc.Has(jsonscan.KeyReasoning): // whose absent effort is not that of a chat
+		w.skipReason = "SGLang's /tokenize does not take a responses request's reasoning"
 	}
 	w.shape, w.prompt = shapeInput, input
 	w.estimate = tokensOf(len(w.text)) + w.prefixTokens()
@@ -178,13 +183,23 @@ func (w *promptWork) readMessages(doc *jsonscan.Doc) {
 	c := readContents(messages)
 	if c.hasParts || doc.Has(jsonscan.KeyTools) || !w.setSystem(doc, jsonscan.KeySystem) {
 		w.skipReason = "only messages requests with string contents and without tools are tokenized"
+	} else if w.server == SGLang && !asSGLangChat(doc, messages) {
+		w.skipReason = "SGLang's /tokenize does not take a messages request's thinking, effort and system messages between others"
 	}
 	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.prefixTokens()
 }
 
-// setSystem uses a string member as the system message; it may be absent.
+// asSGLangChat reports whether SGLang makes of a messages request a chat without further members, of
+// the same messages.
+func asSGLangChat(doc *jsonscan.Doc, messages []byte) bool {
+	var effort [1]jsonscan.Value
+	jsonscan.Members(doc.Body, effort[:], "output_config")
+	return !doc.Has(jsonscan.KeyThinking) && effort[0].Kind <= jsonscan.Null && !bytes.Contains(messages, []byte(`"system"`))
+}
+
+// setSystem uses a string member as the system message; it may be absent or empty.
 func (w *promptWork) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
-	if !doc.Has(k) {
+	if !doc.Has(k) || len(doc.Raw(k)) == len(`""`) { // the servers drop an empty one
 		return true
 	}
 	w.system = doc.Raw(k)

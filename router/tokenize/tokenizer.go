@@ -201,12 +201,26 @@ func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
 	return ep != nil && !t.backoffs.isActive(ep.URL())
 }
 
-// Prompt finds the tokens of the request in doc and sets dst. ep is the engine to ask if necessary,
-// chosen by the caller among those that serve the model; nil means none. Cancelling call ends the
-// lookup; call may be nil, and must be unused, because the engine request uses it.
+// Server is the program of an engine: which members its /tokenize takes.
+type Server uint8
+
+// The servers. What is no SGLang's is asked as vLLM is.
+const (
+	VLLM Server = iota
+	SGLang
+)
+
+// Prompt is PromptOf for an engine that is asked as vLLM is.
 func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
+	t.PromptOf(dst, kind, doc, VLLM, ep, call)
+}
+
+// PromptOf finds the tokens of the request in doc and sets dst. ep is the engine to ask if necessary,
+// a server, chosen by the caller among those that serve the model; nil means none. Cancelling call ends
+// the lookup; call may be nil, and must be unused, because the engine request uses it.
+func (t *Tokenizer) PromptOf(dst *Prompt, kind Kind, doc *jsonscan.Doc, server Server, ep *upstream.Endpoint, call *upstream.Call) {
 	*dst = Prompt{Tokens: dst.Tokens[:0], Blocks: dst.Blocks[:0], buf: dst.buf}
-	t.find(dst, kind, doc, ep, call)
+	t.find(dst, kind, doc, server, ep, call)
 	t.sources[dst.Source].Add(1)
 }
 
@@ -253,9 +267,10 @@ func (t *Tokenizer) FromRequestIDs(dst *Prompt, kind Kind, doc *jsonscan.Doc) bo
 	return true
 }
 
-func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
+func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, server Server, ep *upstream.Endpoint, call *upstream.Call) {
 	w := getWork()
 	defer w.put()
+	w.server = server
 	w.read(kind, doc)
 	dst.Count = w.estimate
 	if w.ids != nil {
