@@ -204,7 +204,7 @@ func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
 // Server is the program of an engine: which members its /tokenize takes.
 type Server uint8
 
-// The servers. What is no SGLang's is asked as vLLM is.
+// The servers. Others than SGLang are asked as vLLM is.
 const (
 	VLLM Server = iota
 	SGLang
