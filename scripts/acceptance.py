@@ -51,7 +51,8 @@ CHECKS = [
      "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
     ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
     ("open webui", "docs/open-webui.md: Open WebUI, which sends a chat", "scripts/open_webui_test.py", have("python3")),
-    ("load clients", "docs/bench-clients.md: vllm bench serve, sglang.bench_serving, sluice load", "scripts/bench_clients_test.py", have("python3")),
+    ("litellm", "docs/litellm.md: the LiteLLM proxy, a request whole and streamed", "scripts/litellm_test.py", have("python3", "curl")),
+    ("load clients", "docs/bench-clients.md: vllm bench serve, sglang.bench_serving, aiperf, sluice load", "scripts/bench_clients_test.py", have("python3")),
     ("slurm", "the batch script and the configuration of docs/slurm.md: slurmctld, slurmd, sbatch", "scripts/slurm_test.sh", debian),
     ("documents", "links, commands, yaml and reference of the documents", "scripts/check_docs.py", have("go")),
 ]

