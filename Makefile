@@ -33,7 +33,7 @@ help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | sort | awk -F ':.*?## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: bootstrap
-bootstrap: ## install what the machine lacks (libzmq, pkg-config)
+bootstrap: ## install what the machine lacks (libzmq, pkg-config, cmake, a C compiler)
 	@scripts/bootstrap.sh
 
 .PHONY: build
