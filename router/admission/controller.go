@@ -72,6 +72,8 @@ type Waiter struct {
 	Forecast, Waited time.Duration
 	// Position is the Queue.Position with which the request was enqueued.
 	Position int
+	// Bound is the bound for which the request was displaced, once Wait has returned Displaced.
+	Bound Bound
 
 	outcome  Outcome // guarded by Controller.mu until done
 	panicked any     // what TryStart panicked with
@@ -233,7 +235,7 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	var bound Bound
 	c.displaced, bound = c.queue.Push(&w.Item, c.displaced[:0])
 	for i, it := range c.displaced {
-		c.end(it.Waiter, Displaced)
+		c.displace(it, it.exceeded)
 		c.displaced[i] = nil
 	}
 	if bound != WithinBounds {
@@ -340,6 +342,12 @@ func (c *Controller) end(w *Waiter, outcome Outcome) {
 	}
 }
 
+// displace ends the wait of a request that has left the queue because of a bound. Called with mu.
+func (c *Controller) displace(it *Item, b Bound) {
+	it.Waiter.Bound = b
+	c.end(it.Waiter, Displaced)
+}
+
 // Reload replaces the settings. Waiting requests keep their order of arrival and go to the class of the
 // same name; those that exceed the new bounds are displaced.
 func (c *Controller) Reload(s Settings) {
@@ -351,10 +359,10 @@ func (c *Controller) Reload(s Settings) {
 		it.Class = c.classIndex(it.Waiter.Class)
 		displaced, bound := c.queue.Push(it, nil)
 		for _, d := range displaced {
-			c.end(d.Waiter, Displaced)
+			c.displace(d, d.exceeded)
 		}
 		if bound != WithinBounds {
-			c.end(it.Waiter, Displaced)
+			c.displace(it, bound)
 		}
 	}
 	c.waiting.Store(int64(c.queue.Len()))
@@ -592,9 +600,13 @@ func (c *Controller) View() View {
 
 // views returns the tenants with waiting requests, those with the most tokens first.
 func (k *classQueue) views(pool, class string) (all []TenantView) {
-	for _, t := range k.tenants {
+	for t := range k.all {
 		if t.usage.requests > 0 {
-			all = append(all, TenantView{Pool: pool, Class: class, Tenant: t.name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.usage.ready() - len(t.heap)})
+			name := Overflow
+			if t != k.overflow {
+				name = ShownTenant(t.name)
+			}
+			all = append(all, TenantView{Pool: pool, Class: class, Tenant: name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.usage.ready() - len(t.heap)})
 		}
 	}
 	slices.SortFunc(all, func(a, b TenantView) int {

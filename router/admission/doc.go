@@ -21,6 +21,9 @@
 // to tenants that always have waiting requests, but keeps nothing for the others: a tenant at 80 % of
 // its share then waits as if it had a slow engine of its own.
 //
+// The same three steps decide which request leaves a full queue (Queue.victim), after one between pools:
+// those have equal parts of its bounds.
+//
 // Whether a rank can start a request is not decided here, but by Starter; the rule is
 // schedule.Scheduler.CanStart. It keeps in the queue what would wait in an engine for longer than
 // admission.engine_queue. It does not keep every request there that an engine cannot start at once: an

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 )
 
@@ -14,6 +15,7 @@ import (
 type model struct {
 	t        testing.TB
 	classes  []Class
+	limits   Limits
 	items    []*Item // in the order of arrival
 	late     map[*Item]int
 	lateness int
@@ -30,8 +32,8 @@ type model struct {
 	span float64
 }
 
-func newModel(t testing.TB, classes []Class) *model {
-	return &model{t: t, classes: classes, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}, apart: map[string]float64{}}
+func newModel(t testing.TB, classes []Class, limits Limits) *model {
+	return &model{t: t, classes: classes, limits: limits, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}, apart: map[string]float64{}}
 }
 
 func (m *model) creditOf(pool string) []float64 {
@@ -191,6 +193,134 @@ func (m *model) push(it *Item) {
 	m.items = append(m.items, it)
 }
 
+// taken returns how much of a bound the waiting requests take for which is returns true.
+func (m *model) taken(bound Bound, gone []*Item, is func(*Item) bool) (n int64) {
+	for _, it := range m.items {
+		if is(it) && !slices.Contains(gone, it) {
+			n += bound.takenBy(it)
+		}
+	}
+	return n
+}
+
+// exceeded returns the bound that a request exceeds when gone have left.
+func (m *model) exceeded(it *Item, gone []*Item) Bound {
+	class := m.classes[it.Class]
+	for _, b := range [...]struct {
+		bound Bound
+		most  int64
+	}{{ClassRequests, int64(class.MaxRequests)}, {ClassBytes, class.MaxBytes}, {AllRequests, int64(m.limits.MaxRequests)}, {AllBytes, m.limits.MaxBytes}} {
+		taken := m.taken(b.bound, gone, func(o *Item) bool { return !b.bound.isOfClass() || o.Class == it.Class })
+		if b.most > 0 && taken+b.bound.takenBy(it) > b.most {
+			return b.bound
+		}
+	}
+	return WithinBounds
+}
+
+// displaced returns which requests one displaces, or the bound by which it is refused.
+func (m *model) displaced(it *Item) (gone []*Item, bound Bound) {
+	for bound = m.exceeded(it, gone); bound != WithinBounds; bound = m.exceeded(it, gone) {
+		v := m.victim(it, bound, gone)
+		if v == nil || len(gone) >= maxDisplaced {
+			return nil, bound
+		}
+		gone = append(gone, v)
+	}
+	return gone, WithinBounds
+}
+
+// victim returns the request that one displaces because of a bound.
+func (m *model) victim(it *Item, bound Bound, gone []*Item) *Item {
+	counts := func(o *Item) bool { return !bound.isOfClass() || o.Class == it.Class }
+	inPool := func(pool string) int64 {
+		return m.taken(bound, gone, func(o *Item) bool { return o.Pool == pool && counts(o) })
+	}
+	largest := it.Pool
+	for _, o := range m.items {
+		if d := inPool(o.Pool) - inPool(largest); d > 0 || d == 0 && o.Pool < largest {
+			largest = o.Pool
+		}
+	}
+	inClass := func(pool string, class int) int64 {
+		return m.taken(bound, gone, func(o *Item) bool { return o.Pool == pool && o.Class == class })
+	}
+	keeps := func(pool string, class int) float64 { return m.classes[class].MinShare * float64(inPool(pool)) }
+	// lowest searches the classes of a pool from the lowest on.
+	lowest := func(pool string, is func(class int) bool) *Item {
+		for class := len(m.classes) - 1; class >= 0; class-- {
+			if is(class) && (bound.isOfClass() || float64(inClass(pool, class)) > keeps(pool, class)) {
+				if v := m.last(pool, class, m.most(pool, class, bound, gone), gone); v != nil {
+					return v
+				}
+			}
+		}
+		return nil
+	}
+	if largest != it.Pool {
+		if v := lowest(largest, func(class int) bool { return !bound.isOfClass() || class == it.Class }); v != nil && inPool(largest)-bound.takenBy(v) >= inPool(it.Pool)+bound.takenBy(it) {
+			return v
+		}
+	}
+	if !bound.isOfClass() {
+		isBelow := float64(inClass(it.Pool, it.Class)+bound.takenBy(it)) <= keeps(it.Pool, it.Class)
+		if v := lowest(it.Pool, func(class int) bool { return class > it.Class || isBelow && class != it.Class }); v != nil {
+			return v
+		}
+	}
+	tenant := m.most(it.Pool, it.Class, bound, gone)
+	v := m.last(it.Pool, it.Class, tenant, gone)
+	if v == nil || tenant == it.Tenant {
+		return nil
+	}
+	ofTenant := func(tenant string) int64 {
+		return m.taken(bound, gone, func(o *Item) bool { return o.Pool == it.Pool && o.Class == it.Class && o.Tenant == tenant })
+	}
+	if (ofTenant(tenant)-bound.takenBy(v))*int64(it.Weight) < (ofTenant(it.Tenant)+bound.takenBy(it))*int64(v.Weight) {
+		return nil
+	}
+	return v
+}
+
+// most returns the tenant that takes the most of a bound by weight.
+func (m *model) most(pool string, class int, bound Bound, gone []*Item) (most string) {
+	share := 0.0
+	for _, it := range m.items {
+		if it.Pool != pool || it.Class != class || slices.Contains(gone, it) {
+			continue
+		}
+		taken := float64(m.taken(bound, gone, func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == it.Tenant })) / float64(it.Weight)
+		if most == "" || taken > share || taken == share && it.Tenant < most {
+			most, share = it.Tenant, taken
+		}
+	}
+	return most
+}
+
+// last returns the request of a tenant that goes last.
+func (m *model) last(pool string, class int, tenant string, gone []*Item) (last *Item) {
+	for _, it := range m.items {
+		if it.Pool != pool || it.Class != class || it.Tenant != tenant || slices.Contains(gone, it) {
+			continue
+		}
+		if last == nil || it.OnHold && !last.OnHold || it.OnHold == last.OnHold && (it.OnHold || m.isAfter(it, last)) {
+			last = it
+		}
+	}
+	return last
+}
+
+// isAfter reports whether a goes after b by what the Queue has found late so far.
+func (m *model) isAfter(a, b *Item) bool {
+	switch x, y := m.late[a], m.late[b]; {
+	case x != y:
+		return x > y
+	case a.Due != b.Due:
+		return a.Due > b.Due
+	}
+	return a.seq > b.seq
+}
+
 func (m *model) release(q *Queue, it *Item) {
 	isFirst := it.OnHold && m.head(it.Pool, it.Class, it.Tenant, 0) == nil
 	if q.Release(it); isFirst {
@@ -280,7 +410,7 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 	if rng.IntN(4) == 0 {
 		limits.MaxBytes = int64(1 + rng.IntN(200))
 	}
-	q, m := NewQueue(classes, limits), newModel(t, classes)
+	q, m := NewQueue(classes, limits), newModel(t, classes, limits)
 	weights := map[string]int{"a": 1, "b": 1 + rng.IntN(4), "c": 1}
 	now := int64(0)
 	pools := []string{"x", "y"}[:1+rng.IntN(2)]
@@ -296,19 +426,22 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 				it.Cost *= 20
 			}
 			it.OnHold = rng.IntN(4) == 0
+			want, wantBound := m.displaced(it)
 			var bound Bound
-			before := len(m.items)
 			displaced, bound = q.Push(it, displaced[:0])
+			if bound != wantBound || !slices.Equal(displaced, want) {
+				t.Fatalf("%s: bound %d, %d displaced; want bound %d, %d displaced", show(it), bound, len(displaced), wantBound, len(want))
+			}
 			for _, d := range displaced {
-				if d.IsQueued() || d.Class < it.Class || d.Class == it.Class && d.Tenant == it.Tenant {
-					t.Fatalf("%s displaced %s", show(it), show(d))
+				if d.IsQueued() {
+					t.Fatalf("%s was displaced, but is queued", show(d))
 				}
 				m.remove(d)
 			}
 			if bound == WithinBounds {
 				m.push(it)
-			} else if it.IsQueued() || len(m.items) != before {
-				t.Fatalf("%s was refused, but the queue changed", show(it))
+			} else if it.IsQueued() {
+				t.Fatalf("%s was refused, but is queued", show(it))
 			}
 			if n := classes[it.Class].MaxRequests; n > 0 && q.perClass[it.Class].requests > n || limits.MaxRequests > 0 && q.Len() > limits.MaxRequests ||
 				limits.MaxBytes > 0 && q.Bytes() > limits.MaxBytes {

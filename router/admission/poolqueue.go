@@ -19,13 +19,12 @@ func newPoolQueue(name string, classes int) *poolQueue {
 func (l *poolQueue) insert(it *Item, maxTenants int) {
 	k := &l.classes[it.Class]
 	t := k.tenantFor(it, maxTenants)
-	t.poolName = l.name
 	it.queue, it.tenant = l, t
 	t.usage.add(it)
 	t.link(it)
 	k.usage.add(it)
 	l.usage.add(it)
-	k.updateReady(t)
+	k.update(t, 1)
 }
 
 // next returns the head of the class whose turn it is.
@@ -62,12 +61,16 @@ func (l *poolQueue) charge(classes []Class, it *Item) {
 // classQueue holds the requests of one class in one pool. Tenants without requests are remembered while
 // they have been given more than the clock allows for, so that leaving and coming back does not cancel it.
 type classQueue struct {
-	tenants map[string]*tenant
-	order   indexedHeap[*tenant] // those with a request that is neither deferred nor on hold
-	idle    idleList             // those without requests
-	usage   usage
-	weights int64 // of the tenants with requests
-	credit  float64
+	tenants  map[string]*tenant
+	overflow *tenant              // of requests whose own tenant has no turn; nil if there was none
+	order    indexedHeap[*tenant] // those with a request that is neither deferred nor on hold
+	// Those with a request that is not deferred, by what they take of the queue's bounds.
+	byRequests indexedHeap[*byRequests]
+	byBytes    indexedHeap[*byBytes]
+	idle       idleList // those without requests
+	usage      usage
+	weights    int64 // of the tenants with requests
+	credit     float64
 	// clock is what a tenant of weight 1 that always had requests has been given. mean is the mean cost
 	// of the requests dispatched lately.
 	clock float64
@@ -77,9 +80,8 @@ type classQueue struct {
 
 // tenant holds the requests of one tenant in one class of a pool.
 type tenant struct {
-	name     string
-	poolName string
-	weight   int
+	name   string
+	weight int
 	// given is what the tenant has been given, in tokens by weight, on the scale of the class's clock:
 	// below the clock it is behind its share. The tenant that is furthest behind goes first, and of
 	// equals the one that has had its place longest.
@@ -87,9 +89,13 @@ type tenant struct {
 	turn  uint64
 	usage usage
 	rate  rateMeter
-	at    int // in the heap, if isReady
+	at    int // in classQueue.order, if isReady
 	// isReady: it has a request that is neither deferred nor on hold.
 	isReady bool
+	// isDisplaceable: it has a request that is not deferred. Then its places in byRequests and byBytes are
+	// atRequests and atBytes.
+	isDisplaceable      bool
+	atRequests, atBytes int
 	// isSettled: it has no requests, its weight is not counted, and it is in the idle list.
 	isSettled bool
 	prev      *tenant // in the idle list
@@ -161,21 +167,22 @@ func (l *idleList) remove(t *tenant) {
 
 // tenantFor returns the tenant of a request; it creates it if the table allows that.
 func (k *classQueue) tenantFor(it *Item, maxTenants int) *tenant {
-	t := k.tenants[it.Tenant]
+	t := k.find(it.Tenant, maxTenants)
 	if t == nil {
-		name := it.Tenant
-		if maxTenants > 0 && len(k.tenants) >= maxTenants && !k.dropIdle() {
-			name = Overflow
-			t = k.tenants[name]
+		t = &tenant{name: it.Tenant, isSettled: true, given: k.floor()}
+		switch idle := k.longestIdle(); {
+		case !k.isFull(maxTenants):
+			k.tenants[t.name] = t
+		case idle != nil:
+			k.forget(idle)
+			k.tenants[t.name] = t
+		default:
+			t.name, k.overflow = Overflow, t
 		}
-		if t == nil {
-			t = &tenant{name: name, isSettled: true, given: k.floor()}
-			k.tenants[name] = t
-			k.idle.add(t)
-		}
+		k.idle.add(t)
 	}
 	weight := it.Weight
-	if t.name == Overflow && it.Tenant != Overflow {
+	if t == k.overflow {
 		weight = 1
 	}
 	if t.isSettled {
@@ -185,8 +192,44 @@ func (k *classQueue) tenantFor(it *Item, maxTenants int) *tenant {
 		k.weights -= int64(t.weight)
 	}
 	k.weights += int64(weight)
-	t.weight, t.isSettled = weight, false
+	k.setWeight(t, weight)
+	t.isSettled = false
 	return t
+}
+
+// find returns the tenant to which a request of a tenant of that name would be added, nil if it would be a
+// new one.
+func (k *classQueue) find(name string, maxTenants int) *tenant {
+	t := k.tenants[name]
+	if t == nil && k.isFull(maxTenants) && k.longestIdle() == nil {
+		return k.overflow
+	}
+	return t
+}
+
+func (k *classQueue) isFull(maxTenants int) bool {
+	return maxTenants > 0 && len(k.tenants) >= maxTenants
+}
+
+// longestIdle returns the tenant with a turn of its own that has been idle longest, nil if none is.
+func (k *classQueue) longestIdle() *tenant {
+	t := k.idle.first
+	if t != nil && t == k.overflow {
+		t = t.next
+	}
+	return t
+}
+
+// all yields the tenants.
+func (k *classQueue) all(yield func(*tenant) bool) {
+	for _, t := range k.tenants {
+		if !yield(t) {
+			return
+		}
+	}
+	if k.overflow != nil {
+		yield(k.overflow)
+	}
 }
 
 // savedRequests bounds what a tenant that uses less than its share may use later, ahead of others, in
@@ -197,26 +240,20 @@ const savedRequests = 32
 // floor is how far behind the clock a tenant can be that has had no requests.
 func (k *classQueue) floor() float64 { return k.clock - savedRequests*k.mean }
 
-// dropIdle forgets the tenant that has been idle longest.
-func (k *classQueue) dropIdle() bool {
-	t := k.idle.first
-	if t == nil {
-		return false
-	}
-	k.forget(t)
-	return true
-}
-
 func (k *classQueue) forget(t *tenant) {
 	k.idle.remove(t)
-	delete(k.tenants, t.name)
+	if t == k.overflow {
+		k.overflow = nil
+	} else {
+		delete(k.tenants, t.name)
+	}
 }
 
 // withdraw takes a request that is in no heap or list any more out of the counts.
 func (k *classQueue) withdraw(it *Item) {
 	k.usage.remove(it)
 	it.tenant.usage.remove(it)
-	k.updateReady(it.tenant)
+	k.update(it.tenant, -1)
 }
 
 // restore puts a withdrawn request back.
@@ -224,17 +261,17 @@ func (k *classQueue) restore(it *Item) {
 	k.usage.add(it)
 	it.tenant.usage.add(it)
 	it.tenant.link(it)
-	k.updateReady(it.tenant)
+	k.update(it.tenant, 1)
 }
 
 // settle forgets what has no requests any more, after a request of t was withdrawn.
 func (k *classQueue) settle(t *tenant) {
 	if k.usage.requests == 0 { // nobody waits: the accounts start again
 		clear(k.tenants)
-		k.order, k.idle, k.weights, k.credit, k.clock = k.order[:0], idleList{}, 0, 0, 0
+		k.overflow, k.order, k.idle, k.weights, k.credit, k.clock = nil, k.order[:0], idleList{}, 0, 0, 0
 		return
 	}
-	if t.usage.requests == 0 && !t.isSettled && k.tenants[t.name] == t {
+	if t.usage.requests == 0 && !t.isSettled && (t == k.overflow || k.tenants[t.name] == t) {
 		k.weights -= int64(t.weight)
 		t.isSettled = true
 		k.idle.add(t)
@@ -246,8 +283,10 @@ func (k *classQueue) settle(t *tenant) {
 	}
 }
 
-// updateReady counts the tenant as ready if it has a request that is neither deferred nor on hold.
-func (k *classQueue) updateReady(t *tenant) {
+// update follows a change of a tenant's requests: it has a turn if one is neither deferred nor on hold, and a
+// place among those that may have to give up requests if one is not deferred. more is the change of their
+// number, by which the tenant moves there.
+func (k *classQueue) update(t *tenant, more int) {
 	is := len(t.heap) > 0 || t.late.first != nil
 	switch {
 	case is == t.isReady:
@@ -259,7 +298,54 @@ func (k *classQueue) updateReady(t *tenant) {
 		t.isReady = false
 		k.order.remove(t)
 	}
+	switch is = is || t.onHold.first != nil; {
+	case is && !t.isDisplaceable:
+		k.byRequests.push((*byRequests)(t))
+		k.byBytes.push((*byBytes)(t))
+	case !is && t.isDisplaceable:
+		k.byRequests.remove((*byRequests)(t))
+		k.byBytes.remove((*byBytes)(t))
+	case is && more > 0:
+		k.byRequests.up(t.atRequests)
+		k.byBytes.up(t.atBytes)
+	case is && more < 0:
+		k.byRequests.down(t.atRequests)
+		k.byBytes.down(t.atBytes)
+	}
+	t.isDisplaceable = is
 }
+
+// setWeight changes the weight of a tenant that may have requests.
+func (k *classQueue) setWeight(t *tenant, weight int) {
+	if t.weight == weight {
+		return
+	}
+	if t.weight = weight; t.isDisplaceable {
+		k.byRequests.fix((*byRequests)(t))
+		k.byBytes.fix((*byBytes)(t))
+	}
+}
+
+// byRequests and byBytes order tenants by what they take of a bound, by weight: the one that takes the most
+// goes first, of equals the one whose name does.
+type (
+	byRequests tenant
+	byBytes    tenant
+)
+
+func (t *byRequests) goesBefore(o *byRequests) bool {
+	return takesMore(int64(t.usage.requests)*int64(o.weight), int64(o.usage.requests)*int64(t.weight), t.name, o.name)
+}
+
+func (t *byRequests) place() *int { return &t.atRequests }
+
+func (t *byBytes) goesBefore(o *byBytes) bool {
+	return takesMore(t.usage.bytes*int64(o.weight), o.usage.bytes*int64(t.weight), t.name, o.name)
+}
+
+func (t *byBytes) place() *int { return &t.atBytes }
+
+func takesMore(a, b int64, name, other string) bool { return a > b || a == b && name < other }
 
 // charge accounts a dispatch for the tenant.
 func (k *classQueue) charge(it *Item) {
@@ -288,17 +374,18 @@ func (t *tenant) goesBefore(o *tenant) bool {
 func (t *tenant) place() *int { return &t.at }
 
 // ahead estimates how many tokens of the class are dispatched before a request that would be pushed now.
-func (k *classQueue) ahead(it *Item) int64 {
+func (k *classQueue) ahead(it *Item, maxTenants int) int64 {
 	given, own, weight := k.floor(), int64(0), float64(max(it.Weight, 1))
-	if t := k.tenants[it.Tenant]; t != nil {
-		own, given, weight = t.usage.readyCost(), max(t.given, given), float64(t.weight)
+	tenant := k.find(it.Tenant, maxTenants)
+	if tenant != nil {
+		own, given, weight = tenant.usage.readyCost(), max(tenant.given, given), float64(tenant.weight)
 	}
 	// The request goes when its tenant has been given its other requests, and the others have as much.
 	turn := given + (float64(own)+float64(max(it.Cost, 1))/2)/weight
 	const most = 64 // tenants that are looked at; the others are taken to be like these
 	looked, tokens := 0, 0.0
 	for _, t := range k.order[:min(len(k.order), most)] {
-		if t.name == it.Tenant {
+		if t == tenant {
 			continue
 		}
 		looked++
@@ -310,24 +397,37 @@ func (k *classQueue) ahead(it *Item) int64 {
 	return own + int64(tokens)
 }
 
-// longest returns the tenant with the most waiting tokens by weight that has a request to give up.
-func (k *classQueue) longest() *tenant {
-	var best *tenant
-	for _, t := range k.tenants {
-		if !t.isReady && t.onHold.first == nil {
-			continue
-		}
-		if best == nil || longer(t, best) {
-			best = t
-		}
+// largest returns the tenant that takes the most of a bound by weight and has a request to give up, nil if
+// there is none.
+func (k *classQueue) largest(bound Bound) *tenant {
+	switch {
+	case len(k.byRequests) == 0:
+		return nil
+	case bound.inBytes():
+		return (*tenant)(k.byBytes[0])
 	}
-	return best
+	return (*tenant)(k.byRequests[0])
 }
 
-// longer reports whether a has more waiting tokens by weight than b; the name decides between equals.
-func longer(a, b *tenant) bool {
-	x, y := a.usage.cost*int64(b.weight), b.usage.cost*int64(a.weight)
-	return x > y || x == y && a.name < b.name
+// rival returns a request of the tenant that takes the most of a bound by weight, if that is more than the
+// tenant of it would take with it, nil otherwise.
+func (k *classQueue) rival(it *Item, bound Bound, maxTenants int) *Item {
+	t, own := k.largest(bound), k.find(it.Tenant, maxTenants)
+	v := t.worst()
+	if v == nil || t == own {
+		return nil
+	}
+	taken, weight := bound.takenBy(it), int64(it.Weight)
+	if own != nil {
+		taken += bound.taken(&own.usage)
+		if own == k.overflow {
+			weight = 1
+		}
+	}
+	if (bound.taken(&t.usage)-bound.takenBy(v))*weight < taken*int64(t.weight) {
+		return nil
+	}
+	return v
 }
 
 // head returns the request of the tenant that is to start first, and moves those that are late.
@@ -345,17 +445,23 @@ func (t *tenant) head(now int64) *Item {
 	return t.late.first
 }
 
-// worst returns the request that would be dispatched last: the last one on hold, else the last late
-// one, else about the last of the heap.
+// maxLeaves bounds how many requests of a tenant worst looks at.
+const maxLeaves = 64
+
+// worst returns the request that would be dispatched last, nil if there is none or t is nil: the last one on
+// hold, else the last late one, else the last of those that were added to the heap lately and are not due
+// before others there.
 func (t *tenant) worst() *Item {
-	if t.onHold.last != nil {
+	switch {
+	case t == nil:
+		return nil
+	case t.onHold.last != nil:
 		return t.onHold.last
-	}
-	if t.late.last != nil {
+	case t.late.last != nil:
 		return t.late.last
 	}
 	var worst *Item
-	for _, it := range t.heap[len(t.heap)/2:] { // the leaves
+	for _, it := range t.heap[max(len(t.heap)/2, len(t.heap)-maxLeaves):] { // leaves
 		if worst == nil || worst.goesBefore(it) {
 			worst = it
 		}

@@ -9,7 +9,8 @@ import (
 type Class struct {
 	Name string
 	// MinShare is the fraction of dispatched tokens that the class gets at least while it has waiting
-	// requests, 0…0.9; the shares of all classes are at most 0.9 together.
+	// requests, and of the space in a full queue that other classes leave to it, 0…0.9; the shares of all
+	// classes are at most 0.9 together.
 	MinShare float64
 	// MaxRequests and MaxBytes bound the waiting requests of the class and their bodies.
 	MaxRequests int
@@ -25,8 +26,21 @@ type Limits struct {
 	MaxTenants int
 }
 
-// Overflow is the tenant of requests whose own tenant exceeds Limits.MaxTenants.
-const Overflow = "other"
+// Overflow is how the tenants are shown that share one turn because there are more than Limits.MaxTenants.
+// NoTenant is how metrics show requests without a tenant.
+const (
+	Overflow = "other"
+	NoTenant = "none"
+)
+
+// ShownTenant returns the name of a tenant for metrics and the admin API. A tenant whose name is Overflow or
+// NoTenant, or begins with a quotation mark, is shown in quotation marks.
+func ShownTenant(name string) string {
+	if name == Overflow || name == NoTenant || len(name) > 0 && name[0] == '"' {
+		return `"` + name + `"`
+	}
+	return name
+}
 
 // Item is one waiting request. The caller sets the exported fields before Push and leaves them alone
 // until the Item has left the Queue. Its zero value besides these is ready for use.
@@ -59,6 +73,7 @@ type Item struct {
 	lateSeq  uint64 // order in which the pool's requests became late; 0: it is not late
 	index    int    // in the tenant's heap
 	state    itemState
+	exceeded Bound // for which the request was displaced
 	deferred bool
 	prev     *Item // of the tenant's late requests, or of those on hold
 	next     *Item
@@ -199,6 +214,36 @@ const (
 	AllBytes            // Limits.MaxBytes
 )
 
+// isOfClass reports whether the bound is one of a class.
+func (b Bound) isOfClass() bool { return b == ClassRequests || b == ClassBytes }
+
+// inBytes reports whether the bound is one of bytes.
+func (b Bound) inBytes() bool { return b == ClassBytes || b == AllBytes }
+
+// taken returns what u takes of the bound.
+func (b Bound) taken(u *usage) int64 {
+	if b.inBytes() {
+		return u.bytes
+	}
+	return int64(u.requests)
+}
+
+// takenBy returns what one request takes of the bound.
+func (b Bound) takenBy(it *Item) int64 {
+	if b.inBytes() {
+		return it.Bytes
+	}
+	return 1
+}
+
+// takenIn returns what a pool takes of the bound; class is the one of the bound if it is one of a class.
+func (b Bound) takenIn(l *poolQueue, class int) int64 {
+	if b.isOfClass() {
+		return b.taken(&l.classes[class].usage)
+	}
+	return b.taken(&l.usage)
+}
+
 // exceeded returns the bound that u and one more request exceed.
 func exceeded(u *usage, it *Item, requests int, bytes int64, byRequests, byBytes Bound) Bound {
 	switch {
@@ -218,10 +263,9 @@ func (q *Queue) exceeded(it *Item) Bound {
 	return exceeded(&q.total, it, q.limits.MaxRequests, q.limits.MaxBytes, AllRequests, AllBytes)
 }
 
-// Push adds a request. If a bound is reached, requests that have a smaller claim leave the queue, and
-// are appended to displaced: those of lower classes, and then those of tenants of the same class and
-// pool that have more waiting than the request's own. If none has, bound says why the request was not
-// added; then nothing is displaced.
+// Push adds a request. If a bound is reached, requests that have a smaller claim leave the queue (victim),
+// and are appended to displaced. If none has, bound says why the request was not added; then nothing is
+// displaced.
 func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
 	it.Cost, it.Weight = max(it.Cost, 1), max(it.Weight, 1)
 	before := len(displaced)
@@ -234,6 +278,7 @@ func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
 			return displaced[:before], bound
 		}
 		q.withdraw(victim)
+		victim.exceeded = bound
 		displaced = append(displaced, victim)
 	}
 	for _, d := range displaced[before:] {
@@ -315,7 +360,7 @@ func (q *Queue) Release(it *Item) {
 	}
 	it.OnHold = false
 	t.link(it)
-	l.classes[it.Class].updateReady(t)
+	l.classes[it.Class].update(t, 0)
 }
 
 // isIdle reports whether no request of a pool waits for capacity.
@@ -349,7 +394,7 @@ func (q *Queue) Take(it *Item) {
 func (q *Queue) Defer(it *Item) {
 	it.tenant.unlink(it)
 	it.state, it.deferred = idle, true
-	it.queue.classes[it.Class].updateReady(it.tenant)
+	it.queue.classes[it.Class].update(it.tenant, 0)
 	q.deferred = append(q.deferred, it)
 }
 
@@ -359,65 +404,90 @@ func (q *Queue) EndRound() {
 		if it.deferred {
 			it.deferred = false
 			it.tenant.link(it)
-			it.queue.classes[it.Class].updateReady(it.tenant)
+			it.queue.classes[it.Class].update(it.tenant, 0)
 		}
 		q.deferred[i] = nil
 	}
 	q.deferred = q.deferred[:0]
 }
 
-// victim returns a request with a smaller claim than it, whose removal helps against bound; nil if
-// there is none.
+// victim returns the request that gives up its place for it because a bound is reached, nil if none has a
+// smaller claim. The rules, in this order:
+//
+//   - Pools have equal parts of a bound. If one pool takes more of it than the request's own would with the
+//     request, a request of that pool leaves, so that a flood of one model takes no space of the others.
+//   - Within a pool, requests of lower classes leave, the lowest class first. But a class keeps the part of
+//     the pool's space that is its MinShare, and a request of a class that has less than that part takes
+//     the place of one of a higher class too.
+//   - Within a class, one of the tenant leaves that takes the most by weight, if that is more than the
+//     request's own tenant would take.
+//
+// The work does not grow with the number of waiting requests.
 func (q *Queue) victim(it *Item, bound Bound) *Item {
-	if bound == AllRequests || bound == AllBytes {
-		for class := len(q.classes) - 1; class > it.Class; class-- {
-			if q.perClass[class].requests == 0 {
-				continue
-			}
-			if t := q.longest(class, it.Pool); t != nil {
-				return t.worst()
-			}
+	own, taken := q.pools[it.Pool], bound.takenBy(it)
+	if own != nil {
+		taken += bound.takenIn(own, it.Class)
+	}
+	if l := q.largest(it.Class, bound); l != nil && l != own {
+		if v := q.surplusOf(l, it, bound); v != nil && bound.takenIn(l, it.Class)-bound.takenBy(v) >= taken {
+			return v
 		}
 	}
-	own := int64(0)
-	l := q.pools[it.Pool]
-	if l == nil {
+	if own == nil {
 		return nil
 	}
-	k := &l.classes[it.Class]
-	if t := k.tenants[it.Tenant]; t != nil {
-		own = t.usage.cost
+	if !bound.isOfClass() {
+		k := &own.classes[it.Class]
+		isBelowShare := float64(bound.taken(&k.usage)+bound.takenBy(it)) <= q.classes[it.Class].MinShare*float64(bound.taken(&own.usage))
+		if v := q.lowest(own, it.Class, isBelowShare, bound); v != nil {
+			return v
+		}
 	}
-	t := k.longest()
-	if t == nil || t.name == it.Tenant || t.usage.cost/int64(t.weight) <= (own+it.Cost)/int64(it.Weight) {
-		return nil
-	}
-	if v := t.worst(); v != nil && t.usage.cost-v.Cost >= own+it.Cost {
-		return v
-	}
-	return nil
+	return own.classes[it.Class].rival(it, bound, q.limits.MaxTenants)
 }
 
-// longest returns the tenant of a class with the most waiting tokens: of the preferred pool, else of any.
-func (q *Queue) longest(class int, preferred string) *tenant {
-	if l := q.pools[preferred]; l != nil && l.classes[class].usage.requests > 0 {
-		if t := l.classes[class].longest(); t != nil {
-			return t
-		}
-	}
-	var best *tenant
+// largest returns the pool that takes the most of a bound, nil if there is none.
+func (q *Queue) largest(class int, bound Bound) (most *poolQueue) {
 	for _, l := range q.pools {
-		if t := l.classes[class].longest(); t != nil && (best == nil || t.usage.cost > best.usage.cost || t.usage.cost == best.usage.cost && l.name < best.poolName) {
-			best = t
+		if most == nil {
+			most = l
+			continue
+		}
+		if d := bound.takenIn(l, class) - bound.takenIn(most, class); d > 0 || d == 0 && l.name < most.name {
+			most = l
 		}
 	}
-	return best
+	return most
+}
+
+// surplusOf returns the request that a pool other than that of it gives up first.
+func (q *Queue) surplusOf(l *poolQueue, it *Item, bound Bound) *Item {
+	if bound.isOfClass() {
+		return l.classes[it.Class].largest(bound).worst()
+	}
+	return q.lowest(l, -1, true, bound)
+}
+
+// lowest returns a request of the lowest class of a pool, except class, that takes more of a bound than its
+// part of the pool's space; nil if there is none. Higher classes than class count only if all is set.
+func (q *Queue) lowest(l *poolQueue, class int, all bool, bound Bound) *Item {
+	space := float64(bound.taken(&l.usage))
+	for i := len(l.classes) - 1; i >= 0 && (all || i > class); i-- {
+		k := &l.classes[i]
+		if i == class || float64(bound.taken(&k.usage)) <= q.classes[i].MinShare*space {
+			continue
+		}
+		if v := k.largest(bound).worst(); v != nil {
+			return v
+		}
+	}
+	return nil
 }
 
 // tenantOf returns the tenant of a request that would be pushed now, nil if it has no waiting requests.
 func (q *Queue) tenantOf(it *Item) *tenant {
 	if l := q.pools[it.Pool]; l != nil {
-		if t := l.classes[it.Class].tenants[it.Tenant]; t != nil && t.usage.requests > 0 {
+		if t := l.classes[it.Class].find(it.Tenant, q.limits.MaxTenants); t != nil && t.usage.requests > 0 {
 			return t
 		}
 	}
@@ -440,7 +510,7 @@ func (q *Queue) Drain() []*Item {
 	var all []*Item
 	for _, l := range q.pools {
 		for i := range l.classes {
-			for _, t := range l.classes[i].tenants {
+			for t := range l.classes[i].all {
 				all = append(all, t.heap...)
 				for _, first := range [...]*Item{t.late.first, t.onHold.first} {
 					for it := first; it != nil; it = it.next {
@@ -486,6 +556,6 @@ func (q *Queue) Ahead(it *Item) int64 {
 			lower += q.classes[i].MinShare
 		}
 	}
-	tokens += l.classes[it.Class].ahead(it)
+	tokens += l.classes[it.Class].ahead(it, q.limits.MaxTenants)
 	return int64(float64(tokens) / (1 - min(lower, 0.9)))
 }

@@ -139,7 +139,7 @@ func TestTenantTableIsBounded(t *testing.T) {
 	for i := range 1000 {
 		push(t, q, &Item{Pool: "m", Tenant: fmt.Sprint("t", i), Cost: 10})
 	}
-	if n := len(q.pools["m"].classes[0].tenants); n != 11 {
+	if n := len(q.pools["m"].classes[0].order); n != 11 {
 		t.Errorf("1,000 tenants have %d turns; want 10 and one for the others", n)
 	}
 	got, _ := serve(q, 110, func(it *Item) {})
@@ -165,7 +165,8 @@ func TestDisplacement(t *testing.T) {
 		{Item{Pool: "m", Class: 1, Tenant: "other", Cost: 100}, WithinBounds, 9},
 		{Item{Pool: "m", Class: 0, Tenant: "any", Cost: 100}, WithinBounds, 8},
 		{Item{Pool: "elsewhere", Class: 0, Cost: 1}, WithinBounds, 7},
-		{Item{Pool: "elsewhere", Class: 1, Cost: 1}, AllRequests, -1},
+		{Item{Pool: "elsewhere", Class: 1, Cost: 1}, WithinBounds, 6},
+		{Item{Pool: "m", Class: 1, Tenant: "flood", Cost: 1}, AllRequests, -1},
 	} {
 		it := c.it
 		displaced, bound := q.Push(&it, nil)
@@ -175,6 +176,134 @@ func TestDisplacement(t *testing.T) {
 		if q.Len() != 10 {
 			t.Errorf("%d requests; want 10", q.Len())
 		}
+	}
+}
+
+// floodQueue offers several times what is dispatched for a while, and returns how many requests of each class,
+// tenant and pool were offered, and how many of them had to leave. It dispatches a request of each pool in
+// turn.
+func floodQueue(q *Queue, steps int, offer func(step int) []*Item) (offered, left map[string]int) {
+	offered, left = map[string]int{}, map[string]int{}
+	count := func(in map[string]int, it *Item) { in[fmt.Sprint(it.Pool, " ", it.Class, " ", it.Tenant)]++ }
+	for step := range steps {
+		for _, it := range offer(step) {
+			count(offered, it)
+			displaced, bound := q.Push(it, nil)
+			if bound != WithinBounds {
+				displaced = append(displaced, it)
+			}
+			for _, d := range displaced {
+				count(left, d)
+			}
+		}
+		for _, pool := range q.Pools(nil) {
+			if it := q.Next(pool, 0); it != nil {
+				q.Take(it)
+			}
+		}
+	}
+	return offered, left
+}
+
+// The lowest class keeps its minimum share while requests of higher classes fill the queue, by number or by
+// the size of their bodies.
+func TestMinimumShareInFullQueue(t *testing.T) {
+	for _, limits := range []Limits{{MaxRequests: 200}, {MaxBytes: 200 * 1000}} {
+		q := NewQueue([]Class{{Name: "high"}, {Name: "middle"}, {Name: "low", MinShare: 0.1}}, limits)
+		const steps = 20_000
+		offered, left := floodQueue(q, steps, func(step int) (list []*Item) {
+			for i := range 6 {
+				list = append(list, &Item{Pool: "m", Class: i % 3, Cost: 100, Bytes: 1000})
+			}
+			return list
+		})
+		served := offered["m 2 "] - left["m 2 "] - q.perClass[2].requests
+		if share := float64(served) / steps; share < 0.095 || share > 0.105 {
+			t.Errorf("bounds %+v: the lowest class was given %.1f %% of the requests served; want 10 %%", limits, 100*share)
+		}
+		if n := q.perClass[2].requests; n > 20 {
+			t.Errorf("bounds %+v: %d requests of the lowest class wait; want at most its share, 20", limits, n)
+		}
+	}
+}
+
+// A flood of one model displaces and refuses no request of another, whatever its class, by no bound.
+func TestFloodOfOnePool(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		class  Class
+		limits Limits
+	}{
+		{"requests", Class{}, Limits{MaxRequests: 100}},
+		{"bytes", Class{}, Limits{MaxBytes: 100_000}},
+		{"requests of the class", Class{MaxRequests: 100}, Limits{}},
+		{"bytes of the class", Class{MaxBytes: 100_000}, Limits{}},
+	} {
+		q := NewQueue([]Class{c.class, c.class}, c.limits)
+		offered, left := floodQueue(q, 3000, func(step int) (list []*Item) {
+			for range 5 {
+				list = append(list, &Item{Pool: "flood", Class: step % 2, Tenant: "x", Cost: 5, Bytes: 1000})
+			}
+			if step%60 < 30 { // 30 requests, of which about one is served in each step
+				list = append(list, &Item{Pool: "quiet", Class: 1, Tenant: "y", Cost: 4000, Bytes: 1000}, &Item{Pool: "rare", Class: 1, Tenant: "y", Cost: 4000, Bytes: 1000})
+			}
+			return list
+		})
+		for _, key := range []string{"quiet 1 y", "rare 1 y"} {
+			if offered[key] == 0 || left[key] > 0 {
+				t.Errorf("%s: %d of %d requests (%s) had to leave; want none", c.name, left[key], offered[key], key)
+			}
+		}
+	}
+}
+
+// A tenant with many small requests takes no space of one with few large ones.
+func TestTenantsShareTheSpace(t *testing.T) {
+	q := NewQueue(make([]Class, 1), Limits{MaxRequests: 100})
+	offered, left := floodQueue(q, 3000, func(step int) (list []*Item) {
+		for range 5 {
+			list = append(list, &Item{Pool: "m", Tenant: "small", Cost: 5})
+		}
+		if step == 500 {
+			for range 20 {
+				list = append(list, &Item{Pool: "m", Tenant: "large", Cost: 4000})
+			}
+		}
+		return list
+	})
+	if left["m 0 large"] > 0 {
+		t.Errorf("%d of %d requests of the tenant with large ones had to leave; want none", left["m 0 large"], offered["m 0 large"])
+	}
+}
+
+// The weight of a tenant's last request counts for the requests that it has to give up.
+func TestWeightChanges(t *testing.T) {
+	q := NewQueue(make([]Class, 1), Limits{MaxRequests: 10})
+	for i := range 10 {
+		push(t, q, &Item{Pool: "m", Tenant: []string{"a", "a", "a", "b", "b"}[i%5], Weight: 1, Cost: 1})
+	}
+	q.Remove(q.Oldest(0)) // of a
+	push(t, q, &Item{Pool: "m", Tenant: "a", Weight: 10, Cost: 1})
+	if displaced, bound := q.Push(&Item{Pool: "m", Tenant: "c", Cost: 1}, nil); bound != WithinBounds || displaced[0].Tenant != "b" {
+		t.Errorf("bound %d, displaced %+v; want one request of b, which has fewer but takes more by weight", bound, displaced)
+	}
+}
+
+// A tenant whose name is that by which all others are shown has a turn of its own.
+func TestTenantNamedAsOverflow(t *testing.T) {
+	c := NewController(Settings{Classes: make([]Class, 1), Limits: Limits{MaxTenants: 3}}, new(counts))
+	for _, tenant := range []string{Overflow, "a", "b", "c", "d"} {
+		push(t, c.queue, &Item{Pool: "m", Tenant: tenant, Cost: 10})
+	}
+	shown := map[string]int{}
+	for _, v := range c.View().Tenants {
+		shown[v.Tenant] += v.Requests
+	}
+	if shown[`"other"`] != 1 || shown["other"] != 2 {
+		t.Errorf("requests by tenant: %v; want 1 of the tenant \"other\" and 2 of tenants without a turn", shown)
+	}
+	if all := c.queue.Drain(); len(all) != 5 {
+		t.Errorf("Drain returned %d requests; want 5", len(all))
 	}
 }
 
@@ -205,6 +334,45 @@ func TestAhead(t *testing.T) {
 func TestItemSize(t *testing.T) {
 	if n := unsafe.Sizeof(Item{}); n > 256 {
 		t.Errorf("an Item has %d bytes; want at most 256", n)
+	}
+}
+
+// BenchmarkFullQueue pushes requests into a full queue with 50,000 waiting, of 3 classes, 1,000 tenants and
+// 20 pools; each displaces another one.
+func BenchmarkFullQueue(b *testing.B) {
+	const waiting = 50_000
+	for _, pools := range []int{1, 20} {
+		b.Run(fmt.Sprint(pools, " pools"), func(b *testing.B) {
+			rng := rand.New(rand.NewPCG(5, 6))
+			q := NewQueue([]Class{{}, {}, {MinShare: 0.1}}, Limits{MaxRequests: waiting, MaxTenants: 1024})
+			set := func(it *Item, tenant string) *Item {
+				*it = Item{Pool: fmt.Sprint("m", rng.IntN(pools)), Class: rng.IntN(3), Tenant: tenant, Cost: 100 + rng.Int64N(4000), Due: rng.Int64N(1_000_000), Firm: true}
+				return it
+			}
+			for i := range waiting { // one tenant has half of all
+				tenant := "flood"
+				if i%2 == 0 {
+					tenant = fmt.Sprint("tenant-", rng.IntN(1000))
+				}
+				push(b, q, set(new(Item), tenant))
+			}
+			it := new(Item)
+			var displaced []*Item
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				set(it, fmt.Sprint("tenant-", rng.IntN(1000))).Class = 1
+				b.StartTimer()
+				displaced, _ = q.Push(it, displaced[:0])
+				b.StopTimer()
+				if len(displaced) != 1 {
+					b.Fatalf("%d requests were displaced; want 1", len(displaced))
+				}
+				q.Remove(it)
+				push(b, q, displaced[0])
+				b.StartTimer()
+			}
+		})
 	}
 }
 

@@ -336,7 +336,7 @@ type Admission struct {
 	MaxBytes     int64         `yaml:"max_bytes" unit:"bytes" min:"0"`     // bodies of the requests that wait; 429 beyond; 0: half of limits.memory_budget [0]
 	MaxWait      time.Duration `yaml:"max_wait" min:"1ms" max:"24h"`       // longest wait of a request; then 429 [30s]
 	MaxTenants   int           `yaml:"max_tenants" min:"1" max:"1000000"`  // tenants of waiting requests that have a turn of their own; further ones share one [1024]
-	MinShare     float64       `yaml:"min_share" min:"0" max:"0.5"`        // share of the tokens that the lowest class gets at least while it has waiting requests [0.05]
+	MinShare     float64       `yaml:"min_share" min:"0" max:"0.5"`        // share of the tokens, and of the space in a full queue, that the lowest class gets at least while it has waiting requests [0.05]
 	UnmetTarget  string        `yaml:"unmet_target" oneof:"refuse late"`   // what becomes of a request whose target or deadline cannot be met by the forecast: refuse (429 with Retry-After) or late (it waits behind those of its tenant that can be met) [refuse]
 	TenantHeader string        `yaml:"tenant_header"`                      // request header in which trusted clients name the tenant, as x-llm-d-inference-fairness-id does; it is not forwarded if it is the default [X-Sluice-Tenant]
 	// Trusted are the clients that may name a tenant and ask for any class by header or by the body's
@@ -359,7 +359,7 @@ type AdmissionClass struct {
 	Name        string        `yaml:"name"`                           // name in headers, logs and metrics
 	Models      []string      `yaml:"models"`                         // models whose requests have this class unless they may ask for another [none]
 	Priorities  []string      `yaml:"priorities"`                     // values of the body's priority that ask for this class: numbers (5) and ranges (-10..-1) [none]
-	MinShare    float64       `yaml:"min_share" min:"0" max:"0.5"`    // share of the tokens that the class gets at least while it has waiting requests; for the lowest class 0 means admission.min_share [0]
+	MinShare    float64       `yaml:"min_share" min:"0" max:"0.5"`    // share of the tokens, and of the space in a full queue, that the class gets at least while it has waiting requests; for the lowest class 0 means admission.min_share [0]
 	MaxRequests int           `yaml:"max_requests" min:"0"`           // requests of this class that wait; 0: admission.max_requests [0]
 	MaxBytes    int64         `yaml:"max_bytes" unit:"bytes" min:"0"` // bodies of this class that wait; 0: admission.max_bytes [0]
 	MaxWait     time.Duration `yaml:"max_wait" min:"0s" max:"24h"`    // longest wait of a request; 0: admission.max_wait [0s]

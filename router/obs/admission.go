@@ -10,11 +10,8 @@ import (
 	"sluice/router/admission"
 )
 
-// maxTenants bounds the tenants with series of their own; the others are counted as "other".
+// maxTenants bounds the tenants with series of their own; the others are counted as admission.Overflow.
 const maxTenants = 200
-
-// noTenant is the label of requests without a tenant.
-const noTenant = "none"
 
 // admissionMetrics are the metrics of requests that wait for a rank.
 type admissionMetrics struct {
@@ -44,14 +41,14 @@ func (a *admissionMetrics) init() {
 	}
 	a.refused.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
 	a.tenants.bound = maxTenants * 5
-	a.tenants.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
+	a.tenants.overflow = func(k [2]string) [2]string { return [2]string{admission.Overflow, k[1]} }
 }
 
 func tenantLabel(tenant string) string {
 	if tenant == "" {
-		return noTenant
+		return admission.NoTenant
 	}
-	return tenant
+	return admission.ShownTenant(tenant)
 }
 
 // Enqueued implements admission.Observer.

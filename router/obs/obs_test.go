@@ -142,6 +142,26 @@ func TestExposition(t *testing.T) {
 	}
 }
 
+// TestTenantLabels checks that no tenant is counted as the others, or as requests without a tenant.
+func TestTenantLabels(t *testing.T) {
+	m := NewMetrics()
+	for _, tenant := range []string{"", "none", "other", `"none"`} {
+		m.AdmissionRefused("batch", tenant, front.TargetUnmet)
+	}
+	for i := range maxTenants * 6 {
+		m.AdmissionRefused("batch", fmt.Sprint("t", i), front.TargetUnmet)
+	}
+	got := scrape(m)
+	for _, label := range []string{"none", `\"none\"`, `\"other\"`, `\"\"none\"\"`} {
+		if want := `sluice_admission_tenant_requests_total{tenant="` + label + `",outcome="refused"} 1` + "\n"; !strings.Contains(got, want) {
+			t.Errorf("no series %q", want)
+		}
+	}
+	if want := `sluice_admission_tenant_requests_total{tenant="other",outcome="refused"} `; !strings.Contains(got, want) {
+		t.Errorf("no series %q", want)
+	}
+}
+
 // TestEveryNameIsDocumented checks that every exposed series, with its labels, is in the Catalog
 // and so in the docs.
 func TestEveryNameIsDocumented(t *testing.T) {
