@@ -53,7 +53,7 @@ func (q *request) enqueue(w *admission.Waiter) bool {
 		return false
 	}
 	if bound := c.Enqueue(w); bound != admission.WithinBounds {
-		q.refuseQueueFull(w)
+		q.refuseQueueFull(w, bound)
 		return false
 	}
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
@@ -220,10 +220,28 @@ func roundWait(d time.Duration) time.Duration { return d.Round(time.Millisecond)
 // a second.
 func retryAfter(forecast time.Duration) time.Duration { return max(forecast, time.Second) }
 
-func (q *request) refuseQueueFull(w *admission.Waiter) {
+func (q *request) refuseQueueFull(w *admission.Waiter, bound admission.Bound) {
 	q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
-	q.noteAdmission("refused: too many requests wait", 0, w.Forecast)
-	q.refuse(front.AdmissionFull, fmt.Sprintf("no rank for model %q can start the request soon, and the queue of class %s is full (admission.max_requests, admission.max_bytes, or the class's own)", q.pool.Model, q.class.Name), retryAfter(w.Forecast))
+	full := q.describeFull(bound)
+	q.noteAdmission("refused: "+full, 0, w.Forecast)
+	q.refuse(front.AdmissionFull, fmt.Sprintf("no rank for model %q can start the request soon, and the queue is full: %s", q.pool.Model, full), retryAfter(w.Forecast))
+}
+
+// describeFull says which bound of the queue is reached.
+func (q *request) describeFull(bound admission.Bound) string {
+	s := q.settings.admission
+	switch bound {
+	case admission.ClassRequests:
+		return fmt.Sprintf("at most %d requests of class %s may wait (its max_requests)", q.class.MaxRequests, q.class.Name)
+	case admission.ClassBytes:
+		return fmt.Sprintf("at most %d bytes of class %s may wait (its max_bytes)", q.class.MaxBytes, q.class.Name)
+	case admission.AllRequests:
+		return fmt.Sprintf("at most %d requests may wait (admission.max_requests)", s.queue.Limits.MaxRequests)
+	}
+	if s.MaxBytes == 0 {
+		return fmt.Sprintf("at most %d bytes may wait (half of limits.memory_budget, as admission.max_bytes is 0)", s.queue.Limits.MaxBytes)
+	}
+	return fmt.Sprintf("at most %d bytes may wait (admission.max_bytes)", s.queue.Limits.MaxBytes)
 }
 
 // endWait continues or ends a request that has waited.
@@ -252,8 +270,9 @@ func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 		q.refuse(front.ClientGone, "the client closed the connection while its request waited", 0)
 	case admission.Displaced:
 		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
-		q.noteAdmission("refused: a request of a higher class or of a tenant with fewer requests has its place", w.Waited, w.Forecast)
-		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full, and a request of a higher class or of a tenant with fewer waiting requests has the place of this one (class %s)", q.class.Name), retryAfter(q.r.admission.Forecast(w)))
+		full := q.describeFull(w.Bound)
+		q.noteAdmission("refused: a request with a larger claim has its place, "+full, w.Waited, w.Forecast)
+		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full (class %s: %s), and a request of a higher class, or of a model or tenant that takes less of it, has the place of this one", q.class.Name, full), retryAfter(q.r.admission.Forecast(w)))
 	default:
 		if w.Waited < q.class.wait { // what the forecast did not see
 			q.refuseUnmet("refused: its target could not be met any more", fmt.Sprintf("no rank could start the request within %s", roundWait(w.Waited)), w.Waited, w.Forecast, q.r.admission.Forecast(w))

@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"strconv"
@@ -40,10 +41,9 @@ type admissionSettings struct {
 	classes  []admissionClass
 	byModel  map[string]*admissionClass
 	fallback *admissionClass // the default class
-	trusted  clientPolicy
-	preempts bool // requests may suspend streams of lower classes
-	selects  bool // a header or a body can select a class
-	byBody   bool // the body's priority can
+	preempts bool            // requests may suspend streams of lower classes
+	selects  bool            // a header or a body can select a class
+	byBody   bool            // the body's priority can
 }
 
 // admissionClass is one class with what its requests inherit.
@@ -61,10 +61,6 @@ func newAdmissionSettings(a *config.Admission, maxBytes int64) (*admissionSettin
 		return nil, nil
 	}
 	s := &admissionSettings{Admission: a, byModel: map[string]*admissionClass{}}
-	var err error
-	if s.trusted, err = newClientPolicy("admission.trusted", a.Trusted); err != nil {
-		return nil, err
-	}
 	classes := a.PriorityClasses()
 	if a.Mode == "fifo" {
 		classes = []config.AdmissionClass{{Name: config.DefaultClassName}}
@@ -115,8 +111,12 @@ func (s *admissionSettings) class(name string) *admissionClass {
 	return nil
 }
 
-// classOf returns the class whose priorities contain p, nil if none does.
-func (s *admissionSettings) classOf(p int) *admissionClass {
+// classOf returns the class whose priorities contain a decimal number, nil if none does.
+func (s *admissionSettings) classOf(number []byte) *admissionClass {
+	p, err := strconv.Atoi(string(number))
+	if err != nil {
+		return nil
+	}
 	for i := range s.classes {
 		for _, span := range s.classes[i].spans {
 			if p >= span[0] && p <= span[1] {
@@ -127,12 +127,19 @@ func (s *admissionSettings) classOf(p int) *admissionClass {
 	return nil
 }
 
-func (s *admissionSettings) names() string {
-	var names []string
+// wanted says which values of the priority header there are.
+func (s *admissionSettings) wanted() string {
+	var names, numbers []string
 	for i := range s.classes {
-		names = append(names, s.classes[i].Name)
+		c := &s.classes[i]
+		if names = append(names, c.Name); len(c.Priorities) > 0 {
+			numbers = append(numbers, c.Name+": "+joinLimited(c.Priorities))
+		}
 	}
-	return strings.Join(names, ", ")
+	if len(numbers) == 0 {
+		return "want a class (" + strings.Join(names, ", ") + ")"
+	}
+	return "want a class (" + strings.Join(names, ", ") + ") or one of its priorities (" + strings.Join(numbers, "; ") + ")"
 }
 
 // classedPrincipal is a front.Principal whose configuration names classes. apikey.Key implements it.
@@ -147,7 +154,7 @@ type classedPrincipal interface {
 // admissionPart says how a request waits for a rank.
 type admissionPart struct {
 	class      *admissionClass // nil: the request does not wait
-	tenant     string
+	tenant     string          // for the order of the queue; "" if tenants do not decide it
 	weight     int
 	ttft, tpot time.Duration // targets; 0: none
 
@@ -171,12 +178,18 @@ func (q *request) readAdmission() bool {
 	if !ok {
 		return false
 	}
+	var invalid *invalidHeader
+	if q.sessionTenant, invalid = q.settings.tenantOf(q.x); invalid != nil {
+		return q.refuseSteering(invalid.name, invalid.value, invalid.what)
+	}
 	if s == nil {
-		q.setDeadline(deadline)
+		q.setDeadline(deadline, headerDeadline)
 		return true
 	}
-	trusted := s.trusted.allow(q.req.ClientIP, q.req.Unix)
-	if !q.readClass(s, trusted) || !q.readTenant(s, trusted) {
+	if s.Mode != "fifo" {
+		q.tenant = q.sessionTenant
+	}
+	if !q.readClass(s) {
 		return false
 	}
 	if s.selects {
@@ -201,7 +214,14 @@ func (q *request) readAdmission() bool {
 	model := q.settings.Models[q.pool.Model]
 	q.ttft = firstPositive(q.ttft, model.TTFT, q.class.TTFT)
 	q.tpot = firstPositive(q.tpot, model.TPOT, q.class.TPOT)
-	q.setDeadline(firstPositive(deadline, model.Deadline, q.class.Deadline))
+	switch {
+	case deadline > 0:
+		q.setDeadline(deadline, headerDeadline)
+	case model.Deadline > 0:
+		q.setDeadline(model.Deadline, "models."+q.pool.Model+".deadline")
+	case q.class.Deadline > 0:
+		q.setDeadline(q.class.Deadline, "the deadline of class "+q.class.Name)
+	}
 	return true
 }
 
@@ -215,15 +235,24 @@ func firstPositive(list ...time.Duration) time.Duration {
 }
 
 // setDeadline ends the request after d, unless its response has begun or its caller's deadline is
-// earlier. 0 sets none.
-func (q *request) setDeadline(d time.Duration) {
+// earlier. 0 sets none. from names what has set d, for the error.
+func (q *request) setDeadline(d time.Duration, from string) {
 	if d <= 0 {
 		return
 	}
 	if at := q.req.Received.Add(d); q.deadline.IsZero() || at.Before(q.deadline) {
-		q.deadline = at
-		q.x.FailAt(at, front.Deadline, "the request's time is over")
+		q.deadline, q.deadlineFrom = at, from
+		q.x.FailAt(at, front.Deadline, q.timeOver())
 	}
+}
+
+// timeOver is the error of a request whose deadline has passed.
+func (q *request) timeOver() string {
+	const text = "the request's time is over"
+	if q.deadline.IsZero() { // its caller has disconnected at a deadline of its own
+		return text
+	}
+	return text + ": its response had not begun within " + q.deadline.Sub(q.req.Received).Round(time.Millisecond).String() + " (" + q.deadlineFrom + ")"
 }
 
 // readMilliseconds reads a header with a number of milliseconds, 0 if it is absent.
@@ -234,15 +263,30 @@ func (q *request) readMilliseconds(name string) (time.Duration, bool) {
 		return 0, true
 	}
 	ms, err := strconv.ParseFloat(string(value), 64)
-	if err != nil || !(ms > 0) || ms > float64(longest.Milliseconds()) {
-		return 0, q.refuseSteering(name, string(value), "want a number of milliseconds above 0, at most 86400000")
+	if err != nil || !isDecimal(value) || !(ms > 0) || ms > float64(longest.Milliseconds()) {
+		return 0, q.refuseSteering(name, string(value), "want milliseconds as a decimal number such as 1500 or 0.5, above 0 and at most 86400000")
 	}
 	return max(time.Duration(math.Round(ms*float64(time.Millisecond))), 1), true
 }
 
+// isDecimal reports whether text is one or more digits, which a point and further digits may follow.
+func isDecimal(text []byte) bool {
+	whole, fraction, hasPoint := bytes.Cut(text, []byte("."))
+	return isDigits(whole) && (!hasPoint || isDigits(fraction))
+}
+
+func isDigits(text []byte) bool {
+	for _, c := range text {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return len(text) > 0
+}
+
 // readClass finds the class. What a request asks for counts if its key or its client's address allows
 // it; otherwise it has the class of its key, its model, or the default class.
-func (q *request) readClass(s *admissionSettings, trusted bool) bool {
+func (q *request) readClass(s *admissionSettings) bool {
 	var allowed []string
 	q.weight = 1
 	if key, ok := q.req.Principal.(classedPrincipal); ok {
@@ -256,6 +300,7 @@ func (q *request) readClass(s *admissionSettings, trusted bool) bool {
 	default:
 		q.class = s.fallback
 	}
+	trusted := q.settings.trusted.allow(q.req.ClientIP, q.req.Unix)
 	if !s.selects || !trusted && len(allowed) == 0 {
 		return true
 	}
@@ -278,58 +323,54 @@ func containsName(list []string, name string) bool {
 	return false
 }
 
-// askedClass returns the class that the request asks for, nil if it asks for none.
+// askedClass returns the class that the request asks for, nil if it asks for none. The header of the router
+// must name one. Objectives and the body's priority are also meant for others: llm-d gives requests of an
+// unknown objective the default priority, and to vLLM any integer is a priority. So what names no class there
+// asks for none.
 func (q *request) askedClass(s *admissionSettings) (*admissionClass, bool) {
 	if value := q.x.Header(headerPriority); len(value) > 0 {
 		if c := s.class(string(value)); c != nil {
 			return c, true
 		}
-		if p, err := strconv.Atoi(string(value)); err == nil {
-			return s.classOf(p), true
+		if c := s.classOf(value); c != nil {
+			return c, true
 		}
-		return nil, q.refuseSteering(headerPriority, string(value), "want a class ("+s.names()+") or a number")
+		return nil, q.refuseSteering(headerPriority, string(value), s.wanted())
 	}
 	if value := q.x.Header(headerObjective); len(value) > 0 {
 		if c := s.class(string(value)); c != nil {
-			return c, true // llm-d gives requests of an unknown objective the default priority
+			return c, true
 		}
 	}
 	if s.byBody {
 		if raw := reqbody.Member(&q.req.Doc, "priority"); raw != nil {
-			if p, err := strconv.Atoi(string(raw)); err == nil {
-				return s.classOf(p), true
-			}
+			return s.classOf(raw), true
 		}
 	}
 	return nil, true
 }
 
-// readTenant finds the tenant: the one that a trusted client names, else the API key.
-func (q *request) readTenant(s *admissionSettings, trusted bool) bool {
-	if q.req.Principal != nil {
-		q.tenant = q.req.Principal.Name()
+// invalidHeader says why the value of a header is refused.
+type invalidHeader struct{ name, value, what string }
+
+// tenantOf returns the tenant of a request: the one that a trusted client names, else the API key.
+func (s *settings) tenantOf(x front.Exchange) (tenant string, _ *invalidHeader) {
+	req := x.Request()
+	if s.trusted.allow(req.ClientIP, req.Unix) {
+		name := s.Admission.TenantHeader
+		value := x.Header(name)
+		if len(value) == 0 {
+			name = headerFairness
+			value = x.Header(name)
+		}
+		switch {
+		case len(value) > maxTenantName:
+			return "", &invalidHeader{name, string(value[:40]) + "…", fmt.Sprintf("it has %d bytes; want at most %d", len(value), maxTenantName)}
+		case !worker.Printable(string(value)):
+			return "", &invalidHeader{name, string(value), "want printable text"}
+		case len(value) > 0:
+			return string(value), nil
+		}
 	}
-	if s.Mode == "fifo" {
-		q.tenant = ""
-		return true
-	}
-	if !trusted {
-		return true
-	}
-	name := s.TenantHeader
-	value := q.x.Header(name)
-	if len(value) == 0 {
-		name = headerFairness
-		value = q.x.Header(name)
-	}
-	switch {
-	case len(value) == 0:
-		return true
-	case len(value) > maxTenantName:
-		return q.refuseSteering(name, string(value[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(value), maxTenantName))
-	case !worker.Printable(string(value)):
-		return q.refuseSteering(name, string(value), "want printable text")
-	}
-	q.tenant = string(value)
-	return true
+	return ownerOf(req.Principal), nil
 }

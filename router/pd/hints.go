@@ -66,7 +66,10 @@ func (q *request) applyHints() {
 		return
 	}
 	q.media, q.expectedOutput, q.hasHandle, q.deadline, q.disconnectsAt, q.returnsTokenIDs = h.Media, h.ExpectedOutput, h.HasHandle, h.Deadline, h.DisconnectsAt, h.ReturnsTokenIDs
-	q.x.FailAt(q.deadline, front.Deadline, "the request's time is over")
+	if !q.deadline.IsZero() {
+		q.deadlineFrom = "context.timeout_ms"
+		q.x.FailAt(q.deadline, front.Deadline, q.timeOver())
+	}
 	q.waitingSince = h.WaitingSince
 	if h.OverlapWeight != nil || h.Temperature != nil {
 		q.tuning = h

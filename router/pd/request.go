@@ -84,9 +84,11 @@ type clientPart struct {
 	media           []Medium  // media of the prompt, if the caller listed them
 	tuning          *Hints    // the caller's scheduling parameters; nil if it set none
 	deadline        time.Time // the caller's deadline; zero if none
+	deadlineFrom    string    // what has set it: a header, or a field of the configuration or of the engine API
 	disconnectsAt   time.Time // when the caller disconnects because its own deadline has passed; zero if never
 	waitingSince    time.Time // when the caller began to wait for a worker; zero if it did not wait
 	steering        steering
+	sessionTenant   string         // the tenant in which a session is named
 	sessionKey      session.Key    // of its session, zero if it has none
 	sessionFrom     session.Origin // what named it
 	turn            session.Turn

@@ -296,7 +296,7 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
 	if (reason.Status() >= 500 || reason == front.ClientGone) && q.pastDeadline() {
 		reason, retryAfter = front.Deadline, 0
-		message = "the request's time is over: " + message
+		message = q.timeOver() + ": " + message
 	}
 	q.recordAbortedUsage(reason)
 	q.x.Error(reason, param, message, retryAfter)

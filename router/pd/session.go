@@ -22,7 +22,7 @@ func (r *Runner) Sessions() *session.Table { return r.sessions }
 // recogniseSession finds the session of the request. It answers with an error and returns false if a
 // header names a session by an id that cannot be one.
 func (q *request) recogniseSession() bool {
-	tenant := ownerOf(q.req.Principal)
+	tenant := q.sessionTenant
 	id, from := session.FromHeaders(q.x)
 	if from != session.None {
 		if wrong := session.CheckID(id); wrong != "" {
@@ -41,7 +41,7 @@ func (q *request) recogniseSession() bool {
 	case q.req.Endpoint.Kind == front.ResponsesAPI && q.req.Doc.Has(jsonscan.KeyPreviousResponseID):
 		previous := jsonscan.Text(q.req.Doc.Raw(jsonscan.KeyPreviousResponseID))
 		q.sessionFrom = session.PreviousResponse
-		if q.sessionKey = q.r.stored.sessionOf(tenant, string(previous)); q.sessionKey.IsZero() {
+		if q.sessionKey = q.r.stored.sessionOf(ownerOf(q.req.Principal), string(previous)); !q.r.sessions.IsOf(q.sessionKey, tenant) {
 			q.sessionKey = q.r.sessions.KeyOf(tenant, previous)
 		}
 	}
@@ -59,7 +59,7 @@ func (q *request) recogniseSession() bool {
 // beginTurn counts the request as a turn of its session.
 func (q *request) beginTurn() {
 	if !q.sessionKey.IsZero() && q.req.Endpoint.Disaggregable {
-		q.turn = q.r.sessions.Begin(q.sessionKey, ownerOf(q.req.Principal), q.sessionFrom, session.IsFinal(q.x))
+		q.turn = q.r.sessions.Begin(q.sessionKey, q.sessionTenant, q.sessionFrom, session.IsFinal(q.x))
 	}
 }
 
@@ -189,6 +189,11 @@ func (r *Runner) finishSession(x front.Exchange) {
 		x.Error(front.BadField, "session_id", fmt.Sprintf("session id %q: %s", shown, wrong), 0)
 		return
 	}
-	r.forget(r.sessions.Finish(r.sessions.KeyOf(ownerOf(req.Principal), []byte(id))))
+	tenant, invalid := r.current.Load().tenantOf(x)
+	if invalid != nil {
+		x.Error(front.BadHeader, "", fmt.Sprintf("header %s: %q: %s", invalid.name, invalid.value, invalid.what), 0)
+		return
+	}
+	r.forget(r.sessions.Finish(r.sessions.KeyOf(tenant, []byte(id))))
 	x.ReplyJSON(200, finishedSession)
 }

@@ -16,6 +16,7 @@ type settings struct {
 	defaults modelPD
 	models   map[string]*modelPD
 	pins     clientPolicy
+	trusted  clientPolicy // who may name a tenant and any class
 	// admission is nil if requests do not wait.
 	admission *admissionSettings
 }
@@ -24,6 +25,9 @@ func newSettings(r *Runner, opt Options) (*settings, error) {
 	s := &settings{Options: opt, r: r, models: make(map[string]*modelPD, len(opt.Models))}
 	var err error
 	if s.pins, err = newClientPolicy("steering.pinning", opt.Steering.Pinning); err != nil {
+		return nil, err
+	}
+	if s.trusted, err = newClientPolicy("admission.trusted", opt.Admission.Trusted); err != nil {
 		return nil, err
 	}
 	if s.admission, err = newAdmissionSettings(&s.Admission, opt.AdmissionBytes); err != nil {

@@ -2,8 +2,8 @@
 // session's KV is, and how much KV the sessions in use need.
 //
 // A session is recognised by a header or a member of the body that clients send anyway (FromHeaders,
-// FromBody). Its id is scoped to a tenant, the name of the client's API key, and only a salted hash
-// of both is kept. The Table is bounded, and forgets a session that has not been used for a while.
+// FromBody). Its id is scoped to a tenant, the name of the client's API key or what a trusted client
+// names in its place, and only a salted hash of both is kept. The Table is bounded, and forgets a session that has not been used for a while.
 //
 // What the Table knows is a hint: the scheduler uses it between ranks that are equal in cached tokens
 // and in waiting work. When a session is finished, the blocks that only it used can be forgotten.

@@ -74,7 +74,7 @@ type Table struct {
 	draining bool
 }
 
-// tenant is the sessions of one API key.
+// tenant is the sessions of one tenant: an API key, or what a trusted client names.
 type tenant struct {
 	name   string
 	ages   list.List // of *Session, the least recently used first
@@ -161,6 +161,14 @@ func (t *Table) KeyOf(tenant string, id []byte) Key {
 	b = append(append(b, tenant...), id...)
 	sum := sha256.Sum256(b)
 	return Key{binary.BigEndian.Uint64(sum[:]) | 1, binary.BigEndian.Uint64(sum[8:])}
+}
+
+// IsOf reports whether the Table has the session of a Key, and it is the tenant's.
+func (t *Table) IsOf(k Key, tenantName string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.byKey[k]
+	return s != nil && s.tenant.name == tenantName
 }
 
 // Turn is one request of a session, from Begin to End. The zero Turn is one without session.

@@ -115,11 +115,17 @@ func TestClassesTenantsAndTargets(t *testing.T) {
 	o.send(t, r, "objective", "x-llm-d-inference-objective", "interactive")
 	await("interactive", 2)
 
-	for _, bad := range [][2]string{{"X-Sluice-Priority", "urgent"}, {"X-Sluice-Deadline-Ms", "soon"}, {"x-slo-ttft-ms", "-1"}, {"X-Sluice-Tenant", strings.Repeat("x", 200)}} {
+	const classes, number = "want a class (interactive, standard, batch) or one of its priorities (interactive: -9..-1; standard: 0; batch: 1..9)", "as a decimal number"
+	for _, bad := range [][3]string{
+		{"X-Sluice-Priority", "urgent", classes}, {"X-Sluice-Priority", "10", classes}, {"X-Sluice-Priority", "99999999999999999999", classes},
+		{"X-Sluice-Deadline-Ms", "soon", number}, {"X-Sluice-Deadline-Ms", "0x10p4", number}, {"X-Sluice-Deadline-Ms", "1_000", number}, {"X-Sluice-Deadline-Ms", "0", number},
+		{"x-slo-ttft-ms", "-1", number}, {"x-llm-d-slo-tpot-ms", "1e3", number}, {"x-slo-tpot-ms", "5.", number}, {"x-llm-d-slo-ttft-ms", "inf", number},
+		{"X-Sluice-Tenant", strings.Repeat("x", 200), "at most 128"},
+	} {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), bad[0], bad[1])
 		harness.WantReason(t, a, 400, "bad_header")
-		if message, _, _ := a.ErrorOf(t); !strings.Contains(message, bad[0]) {
-			t.Errorf("the error %q does not name %s", message, bad[0])
+		if message, _, _ := a.ErrorOf(t); !strings.Contains(message, bad[0]) || !strings.Contains(message, bad[2]) {
+			t.Errorf("%s: %s: the error is %q; want the header and %q", bad[0], bad[1], message, bad[2])
 		}
 	}
 	release()
@@ -206,8 +212,8 @@ func TestFullQueue(t *testing.T) {
 	began := time.Now()
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 	harness.WantReason(t, a, 429, "admission_queue_full")
-	if a.Header.Get("Retry-After") == "" {
-		t.Error("a refusal without Retry-After")
+	if message, _, _ := a.ErrorOf(t); a.Header.Get("Retry-After") == "" || !strings.Contains(message, "at most 2 requests may wait (admission.max_requests)") {
+		t.Errorf("a refusal with Retry-After %q and the message %q; want a time, and the bound that is reached", a.Header.Get("Retry-After"), message)
 	}
 	t.Logf("refused within %v", time.Since(began))
 	o.send(t, r, "high", "X-Sluice-Priority", "high")
@@ -216,8 +222,8 @@ func TestFullQueue(t *testing.T) {
 	if served, refused := o.wait(e); served != "[first high low1]" || refused != "[low2 429 admission_queue_full]" {
 		t.Errorf("served %s, refused %s; want first, high and low1 served, and low2 refused", served, refused)
 	}
-	if notes := fmt.Sprint(r.Outcome(t, "low2").Notes); !strings.Contains(notes, "admission: refused") {
-		t.Errorf("the explain record of a refused request has the notes %s", notes)
+	if notes := fmt.Sprint(r.Outcome(t, "low2").Notes); !strings.Contains(notes, "admission: refused") || !strings.Contains(notes, "(admission.max_requests)") {
+		t.Errorf("the explain record of a displaced request has the notes %s", notes)
 	}
 	wantEmpty(t, r, e)
 }
@@ -237,7 +243,11 @@ func TestWaitEnds(t *testing.T) {
 	o.send(t, r, "first")
 	testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool { return len(harness.GenerateRequests(e)) > 0 })
 	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Priority", "brief"), 429, "admission_timeout")
-	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Deadline-Ms", "300"), 504, "deadline")
+	late := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Deadline-Ms", "300.5")
+	harness.WantReason(t, late, 504, "deadline")
+	if message, _, _ := late.ErrorOf(t); !strings.Contains(message, "within 301ms (X-Sluice-Deadline-Ms)") {
+		t.Errorf("the error at the deadline is %q; want the header and its value", message)
+	}
 
 	var left []time.Duration
 	for range 5 {

@@ -160,6 +160,52 @@ func TestFinishWithinATenant(t *testing.T) {
 	}
 }
 
+// A tenant that a trusted client names cannot end the session of another one, in any mode of admission.
+func TestFinishWithinANamedTenant(t *testing.T) {
+	for _, mode := range []string{"fair", "fifo", "off"} {
+		e := harness.StartSim(t, nil)
+		r := harness.StartRouter(t, func(c *config.Config) { c.Admission.Mode, c.Admission.Trusted = mode, []string{"any"} }, harness.SimWorker(e, worker.Aggregated, "e"))
+		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", body("Hello", true), "Session-Id", "run", "X-Sluice-Tenant", "a"), 200)
+		if view := overview(t, r); len(view.Newest) != 1 || view.Newest[0].Tenant != "a" {
+			t.Errorf("mode %s: sessions %+v; want one of tenant a", mode, view.Newest)
+		}
+		for _, foreign := range [][]string{nil, {"X-Sluice-Tenant", "b"}, {"x-llm-d-inference-fairness-id", "b"}} {
+			harness.WantStatus(t, finish(t, r, "run", foreign...), 200)
+			if overview(t, r).Sessions != 1 {
+				t.Fatalf("mode %s: a request with the headers %q has ended the session of tenant a", mode, foreign)
+			}
+		}
+		harness.WantReason(t, finish(t, r, "run", "X-Sluice-Tenant", strings.Repeat("a", 200)), 400, "bad_header")
+		harness.WantStatus(t, finish(t, r, "run", "x-llm-d-inference-fairness-id", "a"), 200)
+		if view := overview(t, r); view.Sessions != 0 || view.Finished != 1 {
+			t.Errorf("mode %s: after its tenant has ended it: %+v", mode, view)
+		}
+	}
+}
+
+// A tenant that continues the response of another one has a session of its own.
+func TestChainOfResponsesWithinATenant(t *testing.T) {
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Admission.Trusted = []string{"any"} }, harness.SimWorker(e, worker.Aggregated, "e"))
+	previous := ""
+	for i, tenant := range []string{"a", "a", "b"} {
+		b := `{"model":"sim","input":"Hello"}`
+		if previous != "" {
+			b = fmt.Sprintf(`{"previous_response_id":%q,%s`, previous, b[1:])
+		}
+		a := harness.Post(t, r.URL+"/v1/responses", b, "X-Sluice-Tenant", tenant)
+		harness.WantStatus(t, a, 200)
+		var answer struct{ ID string }
+		if err := json.Unmarshal(a.Body, &answer); err != nil || answer.ID == "" {
+			t.Fatalf("no id in %s", a.Body)
+		}
+		previous = answer.ID
+		if n := overview(t, r).Sessions; n != i { // the first response begins no session
+			t.Errorf("after %d responses there are %d sessions; want %d", i+1, n, i)
+		}
+	}
+}
+
 func TestFinishRefusesWhatIsNoID(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "e"))
