@@ -178,8 +178,8 @@ compare: build ## Sluice beside haproxy, nginx, vllm-router, sglang-router and s
 	@scripts/compare.py $(if $(QUICK),--quick,--report docs/compare.md)
 
 .PHONY: policies
-policies: build ## policies compared on modelled engines, then on a simulated fleet: docs/placement.md, docs/policies.md (half an hour, on a quiet box); with TRACE=file: that trace on modelled engines only
-	go test ./bench/placement -run TestPolicies -policies $(if $(TRACE),-v -mooncake $(abspath $(TRACE)),-write $(abspath docs/placement.md))
+policies: build ## policies compared on modelled engines, then on a simulated fleet: docs/placement.md, docs/policies.md (half an hour, on a quiet box); with TRACE=file: that trace on modelled engines only; SEEDS=1: one seed of ties instead of five
+	go test ./bench/placement -timeout 2h -run TestPolicies -policies $(if $(SEEDS),-seeds $(SEEDS)) $(if $(TRACE),-v -mooncake $(abspath $(TRACE)),-write $(abspath docs/placement.md))
 ifndef TRACE
 	scripts/policies.py
 endif
