@@ -232,6 +232,20 @@ func TestTemplatesByName(t *testing.T) {
 	}
 }
 
+// TestLineEnds: the texts are those of transformers 5.19.
+func TestLineEnds(t *testing.T) {
+	m := load1(t, "testdata/tiny")
+	for template, want := range map[string]string{
+		"a\r\nb{{ 'x\r\ny' }}\r\n{% if true %}\r\n  q\r\n{% endif %}\r\nz\rk": "a\nbx\ny\n  q\nz\nk",
+		"x\r\n":                             "x",
+		"{{ messages[0].content }}\r\n\r\n": "hi\r\nyou\n",
+	} {
+		if got, err := m.Render(nil, template, []byte(`{"messages":[{"role":"user","content":"hi\r\nyou"}]}`)); err != nil || string(got) != want {
+			t.Errorf("%q: %q, %v; want %q", template, got, err, want)
+		}
+	}
+}
+
 // TestEscapes: tojson escapes every character as json.dumps of Python does, by the digests that
 // `scripts/tokenizer_golden.py rewrite` has recorded. The text has all characters of the basic
 // plane and some of the others.

@@ -70,7 +70,7 @@ impl Template {
         let i = SIZES.iter().position(|s| size <= *s).unwrap_or(SIZES.len() - 1);
         if self.envs[i].get().is_none() {
             let mut env = environment(fuel(SIZES[i]));
-            env.add_template_owned(NAME, mark_subscripts(generation_blocks(&self.source))).map_err(|e| Error::template(describe(&e)))?;
+            env.add_template_owned(NAME, mark_subscripts(generation_blocks(&line_feeds(&self.source)))).map_err(|e| Error::template(describe(&e)))?;
             let _ = self.envs[i].set(env); // another thread may have been faster
         }
         self.envs[i].get().ok_or_else(|| Error::new(Code::Panic, "no environment"))
@@ -179,6 +179,11 @@ impl fmt::Display for Raised {
     }
 }
 impl std::error::Error for Raised {}
+
+/// Makes every line end a line feed, as Jinja does also inside of strings.
+fn line_feeds(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
+}
 
 /// Replaces `{% generation %}` blocks, which only mark what the assistant wrote, by
 /// blocks with the same scope.
