@@ -38,6 +38,7 @@ var vllmGet = map[string]func(*conn, *httpconn.Request){
 	"/load":             serveLoad,
 	"/metrics":          serveMetrics,
 	"/kv_event_sources": serveEventSources,
+	"/tokenizer_info":   serveTokenizerInfo,
 	"/is_sleeping":      func(c *conn, r *httpconn.Request) { c.json(r, map[string]bool{"is_sleeping": false}) },
 }
 
@@ -111,6 +112,16 @@ func serveEventSources(c *conn, r *httpconn.Request) {
 			"buffer_steps": e.o.BufferSteps, "hwm": 100000, "max_queue_size": 100000, "topic": e.o.Topic}
 	}
 	c.json(r, out)
+}
+
+// serveTokenizerInfo serves what --enable-tokenizer-info-endpoint adds to vLLM.
+func serveTokenizerInfo(c *conn, r *httpconn.Request) {
+	template := c.incarnation.e.o.ChatTemplate
+	if template == "" {
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		return
+	}
+	c.json(r, map[string]string{"tokenizer_class": "SimTokenizer", "chat_template": template})
 }
 
 func serveTokenize(c *conn, r *httpconn.Request) {

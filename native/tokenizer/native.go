@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -134,7 +135,7 @@ func (l *Library) SelfTest() error {
 // Model is a loaded model. Its methods may be called from any goroutine.
 type Model struct {
 	library *Library
-	timeout time.Duration
+	timeout atomic.Int64 // a time.Duration
 	info    Info
 	special []SpecialToken
 	spec    json.RawMessage
@@ -155,7 +156,8 @@ func (l *Library) Load(dir string, opt LoadOptions) (*Model, error) {
 	if opt.Reference {
 		options.flags = C.SLUICE_TOK_REFERENCE
 	}
-	m := &Model{library: l, timeout: cmp.Or(opt.Timeout, 10*time.Second)}
+	m := &Model{library: l}
+	m.SetTimeout(opt.Timeout)
 	var out C.struct_sluice_tok_result
 	if err := failure("load", C.sluice_tokenizer_open_model(d, &options, &m.model, &out), &out); err != nil {
 		return nil, err
@@ -183,6 +185,11 @@ func (m *Model) describe(what int, v any) error {
 	}
 	return nil
 }
+
+// SetTimeout changes the timeout of the calls that begin from now on; 0 is the default of LoadOptions.
+func (m *Model) SetTimeout(d time.Duration) { m.timeout.Store(int64(cmp.Or(d, 10*time.Second))) }
+
+func (m *Model) limit() time.Duration { return time.Duration(m.timeout.Load()) }
 
 // Info describes the model.
 func (m *Model) Info() Info { return m.info }
@@ -248,12 +255,13 @@ func (m *Model) runHere(verb string, call func() error) error {
 	select {
 	case m.library.here <- struct{}{}:
 	default:
-		timer := time.NewTimer(m.timeout)
+		limit := m.limit()
+		timer := time.NewTimer(limit)
 		defer timer.Stop()
 		select {
 		case m.library.here <- struct{}{}:
 		case <-timer.C:
-			return &Error{Verb: verb, Code: CodeDeadline, Reason: m.timeout.String()}
+			return &Error{Verb: verb, Code: CodeDeadline, Reason: limit.String()}
 		}
 	}
 	defer func() { <-m.library.here }()
@@ -267,10 +275,11 @@ func (m *Model) runHere(verb string, call func() error) error {
 // run executes call on one of the library's threads and waits for it, at most for the
 // model's timeout. After an error the job belongs to that thread.
 func (m *Model) run(j *job, verb string, call func(*job, time.Duration)) error {
-	end := time.Now().Add(m.timeout)
-	timer := time.NewTimer(m.timeout)
+	limit := m.limit()
+	end := time.Now().Add(limit)
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	late := &Error{Verb: verb, Code: CodeDeadline, Reason: m.timeout.String()}
+	late := &Error{Verb: verb, Code: CodeDeadline, Reason: limit.String()}
 	if err := m.begin(); err != nil {
 		return err
 	}
@@ -330,7 +339,7 @@ func (j *job) leave() bool {
 func (m *Model) Render(dst []byte, template string, input []byte) ([]byte, error) {
 	var out C.struct_sluice_tok_result
 	if len(input) <= shortInput {
-		if err := m.runHere("render", func() error { return m.render(template, input, m.timeout, &out) }); err != nil {
+		if err := m.runHere("render", func() error { return m.render(template, input, m.limit(), &out) }); err != nil {
 			return dst, err
 		}
 		defer C.sluice_tokenizer_free(&out)

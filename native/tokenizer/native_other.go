@@ -2,7 +2,11 @@
 
 package tokenizer
 
-import "sluice/native/dl"
+import (
+	"time"
+
+	"sluice/native/dl"
+)
 
 // Library is never loaded in a build without C code.
 type Library struct{}
@@ -35,6 +39,9 @@ func (m *Model) SpecialTokens() []SpecialToken { return nil }
 
 // Spec is empty in a build without C code.
 func (m *Model) Spec() []byte { return nil }
+
+// SetTimeout does nothing in a build without C code.
+func (m *Model) SetTimeout(time.Duration) {}
 
 // Close does nothing in a build without C code.
 func (m *Model) Close() {}

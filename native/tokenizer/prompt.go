@@ -40,7 +40,7 @@ func (m *Model) Prompt(dst []uint32, template string, input []byte, addSpecial b
 	var later []byte
 	ids := dst
 	err := m.runHere("prompt", func() (err error) {
-		later, ids, err = m.prompt(dst, template, input, flags, m.timeout, rest, shortInput)
+		later, ids, err = m.prompt(dst, template, input, flags, m.limit(), rest, shortInput)
 		return err
 	})
 	switch {

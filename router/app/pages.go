@@ -125,6 +125,10 @@ func (p *pages) degraded(details bool) (all []string) {
 	}
 	for _, s := range p.r.tokenizer.NativeStates() {
 		switch {
+		case s.Failed != "" && details:
+			all = append(all, fmt.Sprintf("the engines tokenize the prompts of %s, because its tokenizer could not be loaded: %s", s.Model, s.Failed))
+		case s.Failed != "":
+			all = append(all, "the engines tokenize a model's prompts, because its tokenizer could not be loaded; "+detailsElsewhere)
 		case s.Mismatch == nil:
 		case details:
 			all = append(all, fmt.Sprintf("the engines tokenize the prompts of %s, because native token ids differ from those of %s %s", s.Model, s.Mismatch.URL, s.Mismatch))

@@ -166,8 +166,7 @@ func (r *Router) assemble() (err error) {
 	r.scheduler = schedule.New(choice)
 	r.tokenizer = tokenize.New(tokenOptions(cfg))
 	r.tokenizer.ReportMismatches(r.tokensDiffer)
-	r.tokenizers = newTokenizers(cfg, r.tokenizer, log)
-	r.tokenizers.configure(tokenizerSettingsOf(cfg))
+	r.tokenizers = newTokenizers(r.tokenizer, log)
 	r.loads = kvevents.NewLoads(log)
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Counters: r.metrics, OnClear: r.dropPredictions, IndexObserver: r.recorder,
 		OnRestart: r.engineRestarted})
@@ -177,6 +176,8 @@ func (r *Router) assemble() (err error) {
 	if err := r.newFleet(); err != nil {
 		return err
 	}
+	r.tokenizers.askServers(r.fleet)
+	r.tokenizers.configure(tokenizerSettingsOf(cfg))
 	if r.transfers, err = newTransfers(cfg, r.inherited, log); err != nil {
 		return err
 	}
@@ -529,7 +530,7 @@ func (r *Router) engineRestarted(rank *worker.Rank) {
 }
 
 // workerRemoved drops all state that the router has about a worker: its feeds, index entries,
-// predictions, transfer measurements and metrics.
+// predictions, comparisons of token ids, transfer measurements and metrics.
 func (r *Router) workerRemoved(w *worker.Worker) {
 	r.runner.WorkerRemoved(w)
 	r.loads.Stop(w)
@@ -540,6 +541,7 @@ func (r *Router) workerRemoved(w *worker.Worker) {
 		r.approx.Clear(rank.Slot)
 		r.scheduler.Forget(rank.Slot)
 		rank.ResetCaching()
+		r.tokenizer.EngineLeft(r.fleet.Endpoint(rank).URL())
 		r.recorder.RankRemoved(rank)
 		r.metrics.RankRemoved(rank)
 	}

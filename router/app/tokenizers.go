@@ -5,15 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"sluice/native/tokenizer"
 	"sluice/router/config"
+	"sluice/router/fleet"
 	"sluice/router/tokenize"
 	"sluice/router/tokenize/chatinput"
 	"sluice/router/tokenize/incremental"
@@ -21,22 +27,28 @@ import (
 )
 
 // tokenizers loads the tokenizers of models and gives them to the Tokenizer. Loading takes seconds,
-// so that it runs on a goroutine of its own; until it ends, and if it fails, prompts are tokenized
-// by the engines.
+// so that it runs on a goroutine of its own; until a model is loaded, and if that fails, its prompts
+// are tokenized by the engines.
 type tokenizers struct {
 	to   *tokenize.Tokenizer
 	log  *slog.Logger
 	open func() (modelLoader, error)
+	// servers returns engines that serve a model, for template. Both are called on the loader's goroutine.
+	servers  func(model string) []*worker.Worker
+	template func(w *worker.Worker) (string, error)
 
 	mu      sync.Mutex
 	set     tokenizerSettings
 	roots   map[string]string // what engines have reported, by base model
+	joined  []*worker.Worker  // engines that have become ready and were not asked for their template
 	loading bool              // a goroutine runs
 	again   bool              // what is wanted has changed since it began
+	reread  bool              // the files may have changed too
 	closed  bool
 	ended   sync.WaitGroup
 
-	loaded map[string]loadedModel // of that goroutine
+	loaded    map[string]*loadedModel // of that goroutine
+	templates map[string]string       // of that goroutine: what the engines render with, by model; "": the folder's own
 }
 
 // modelFolder is where a model's files are, and how its servers render.
@@ -47,14 +59,21 @@ type modelFolder struct {
 	trust       bool   // requests may contain a template
 }
 
+// loadedModel is a model that was loaded, or could not be.
 type loadedModel struct {
-	from  modelFolder
-	model closingModel // nil: it could not be loaded
-	use   *tokenize.InProcess
+	from     modelFolder
+	template string       // of the servers, "": the folder's own
+	content  string       // fingerprint of the folder before it was read
+	model    closingModel // nil: it could not be loaded
+	added    []incremental.AddedToken
+	use      *tokenize.InProcess // nil: it could not be loaded
+	failed   string              // why
 }
 
+// closingModel is a model of the library.
 type closingModel interface {
 	tokenize.NativeModel
+	SetTimeout(time.Duration)
 	Close()
 }
 
@@ -70,43 +89,66 @@ type modelLoader interface {
 }
 
 // nativeLibrary is native/tokenizer.Library.
-type nativeLibrary struct {
-	*tokenizer.Library
-	opt tokenizer.LoadOptions
-}
+type nativeLibrary struct{ *tokenizer.Library }
 
 func (l nativeLibrary) load(dir string) (closingModel, []incremental.AddedToken, error) {
-	m, err := l.Load(dir, l.opt)
+	m, err := l.Load(dir, tokenizer.LoadOptions{})
 	if err != nil {
 		return nil, nil, err
 	}
-	var tokens []incremental.AddedToken
-	for _, t := range m.SpecialTokens() {
-		tokens = append(tokens, incremental.AddedToken{ID: t.ID, Content: t.Content, SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip, Normalized: t.Normalized, Special: t.Special})
-	}
-	return m, tokens, nil
+	return m, addedTokens(m.SpecialTokens()), nil
 }
 
-func newTokenizers(cfg *config.Config, to *tokenize.Tokenizer, log *slog.Logger) *tokenizers {
-	opt := tokenizer.LoadOptions{Timeout: cfg.Tokens.Timeout}
+func addedTokens(all []tokenizer.SpecialToken) (tokens []incremental.AddedToken) {
+	for _, t := range all {
+		tokens = append(tokens, incremental.AddedToken{ID: t.ID, Content: t.Content, SingleWord: t.SingleWord, LStrip: t.LStrip, RStrip: t.RStrip, Normalized: t.Normalized, Special: t.Special})
+	}
+	return tokens
+}
+
+func newTokenizers(to *tokenize.Tokenizer, log *slog.Logger) *tokenizers {
 	open := func() (modelLoader, error) {
 		l, err := tokenizer.Open("")
 		if err != nil {
 			return nil, err
 		}
-		return nativeLibrary{l, opt}, nil
+		return nativeLibrary{l}, nil
 	}
-	return &tokenizers{to: to, log: log, open: open, roots: map[string]string{}, loaded: map[string]loadedModel{}}
+	return &tokenizers{
+		to: to, log: log, open: open, roots: map[string]string{}, loaded: map[string]*loadedModel{}, templates: map[string]string{},
+		servers:  func(string) []*worker.Worker { return nil },
+		template: func(*worker.Worker) (string, error) { return "", nil },
+	}
+}
+
+// askServers makes models be rendered with the templates that their engines in f report.
+func (t *tokenizers) askServers(f *fleet.Fleet) {
+	t.servers = func(model string) (all []*worker.Worker) {
+		for _, w := range f.View().Workers {
+			if serves(w, model) {
+				all = append(all, w)
+			}
+		}
+		return all
+	}
+	t.template = func(w *worker.Worker) (string, error) { return tokenize.ServerTemplate(f.Endpoint(w.Ranks[0])) }
+}
+
+// serves reports whether a worker is a vLLM engine that has a model, not as an adapter of another.
+func serves(w *worker.Worker, model string) bool {
+	info := w.Info()
+	return info.Engine == "vllm" && slices.Contains(info.Models, model) && !slices.Contains(info.Adapters, model)
 }
 
 // tokenizerSettings are the settings that tokenizers are loaded by.
 type tokenizerSettings struct {
-	Mode   string                 // tokens.native
-	Models map[string]modelFolder // models.NAME.tokenizer
+	Mode    string                 // tokens.native
+	Models  map[string]modelFolder // models.NAME.tokenizer
+	Timeout time.Duration          // tokens.timeout
 }
 
 func tokenizerSettingsOf(cfg *config.Config) tokenizerSettings {
-	s := tokenizerSettings{Mode: cfg.Tokens.Native, Models: map[string]modelFolder{}}
+	s := tokenizerSettings{Mode: cfg.Tokens.Native, Models: map[string]modelFolder{}, Timeout: cfg.Tokens.Timeout}
 	for name, m := range cfg.Models {
 		if m.Tokenizer != "" {
 			s.Models[name] = modelFolder{m.Tokenizer, m.ContentFormat, m.ChatTemplate, m.ChatTemplateKwargs, m.TrustRequestChatTemplate}
@@ -115,33 +157,39 @@ func tokenizerSettingsOf(cfg *config.Config) tokenizerSettings {
 	return s
 }
 
-// configure takes over the settings, at the start and at a reload.
+// configure takes over the settings, at the start and at a reload, which also loads what failed or
+// has changed in its folder and tries models again whose ids differed from an engine's.
 func (t *tokenizers) configure(s tokenizerSettings) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.set.Mode == s.Mode && maps.Equal(s.Models, t.set.Models) {
-		return
-	}
-	t.set = s
+	t.set, t.reread = s, true
 	t.startLoading()
 }
 
 // maxRoots bounds the models whose folders engines have reported.
 const maxRoots = 64
 
-// workerReady considers the folder that a worker's engine has reported.
+// workerReady considers the folder that a worker's engine has reported, and the template that it may
+// report.
 func (t *tokenizers) workerReady(w *worker.Worker) {
 	info := w.Info()
-	if info.Engine != "vllm" || !filepath.IsAbs(info.Root) || info.Base == "" {
+	if info.Engine != "vllm" {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.roots[info.Base] == info.Root || len(t.roots) >= maxRoots {
-		return
+	start := false
+	if filepath.IsAbs(info.Root) && info.Base != "" && t.roots[info.Base] != info.Root && len(t.roots) < maxRoots {
+		t.roots[info.Base] = info.Root
+		start = t.set.Mode == "auto"
 	}
-	t.roots[info.Base] = info.Root
-	if t.set.Mode == "auto" {
+	for _, model := range info.Models {
+		if t.set.Mode != "off" && t.set.Models[model].dir != "" || t.set.Mode == "auto" && t.roots[model] != "" {
+			start = true
+		}
+	}
+	if start {
+		t.joined = append(t.joined, w)
 		t.startLoading()
 	}
 }
@@ -156,33 +204,41 @@ func (t *tokenizers) startLoading() {
 	t.ended.Go(t.loadAll)
 }
 
-// wanted returns what is to be loaded, and whether something has changed since the last call.
-func (t *tokenizers) wanted() (map[string]modelFolder, bool) {
+// wantedModels is what a round of loading works on.
+type wantedModels struct {
+	folders map[string]modelFolder
+	joined  []*worker.Worker
+	reread  bool
+	timeout time.Duration
+}
+
+// wanted returns what is to be loaded, or nil if nothing has changed since the last call.
+func (t *tokenizers) wanted() *wantedModels {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.again || t.closed {
 		t.loading = false
-		return nil, false
+		return nil
 	}
-	t.again = false
-	want := map[string]modelFolder{}
+	want := &wantedModels{folders: map[string]modelFolder{}, joined: t.joined, reread: t.reread, timeout: t.set.Timeout}
+	t.again, t.reread, t.joined = false, false, nil
 	if t.set.Mode == "off" {
-		return want, true
+		return want
 	}
 	if t.set.Mode == "auto" {
 		for name, dir := range t.roots {
 			if hasVocabulary(dir) {
-				want[name] = modelFolder{dir: dir, format: "auto"}
+				want.folders[name] = modelFolder{dir: dir, format: "auto"}
 			}
 		}
 	}
-	maps.Copy(want, t.set.Models)
-	return want, true
+	maps.Copy(want.folders, t.set.Models)
+	return want
 }
 
 // hasVocabulary reports whether a folder has a file that the library may load.
 func hasVocabulary(dir string) bool {
-	for _, name := range []string{"tokenizer.json", "tekken.json", "tiktoken.model", "qwen.tiktoken"} {
+	for _, name := range vocabularyFiles {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			return true
 		}
@@ -192,61 +248,130 @@ func hasVocabulary(dir string) bool {
 
 func (t *tokenizers) loadAll() {
 	for {
-		want, changed := t.wanted()
-		if !changed {
+		want := t.wanted()
+		if want == nil {
 			return
 		}
-		var unused []closingModel
 		for name, have := range t.loaded {
-			if want[name] != have.from {
-				if have.model != nil {
-					unused = append(unused, have.model)
-				}
+			if _, ok := want.folders[name]; !ok {
 				delete(t.loaded, name)
+				delete(t.templates, name)
+				t.publish(have)
 			}
 		}
-		for name, from := range want {
-			if _, ok := t.loaded[name]; !ok {
-				t.loaded[name] = t.load(name, from)
+		for _, name := range slices.Sorted(maps.Keys(want.folders)) {
+			t.update(name, want)
+			if t.isClosed() {
+				break
 			}
-		}
-		use := map[string]*tokenize.InProcess{}
-		for name, l := range t.loaded {
-			if l.use != nil {
-				use[name] = l.use
-			}
-		}
-		t.to.SetNatives(use)
-		for _, m := range unused {
-			m.Close() // running calls end first
 		}
 	}
 }
 
-// load loads one model. What fails is logged once, and remembered until the settings change.
-func (t *tokenizers) load(name string, from modelFolder) loadedModel {
-	failed := loadedModel{from: from}
+func (t *tokenizers) isClosed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closed
+}
+
+// update loads a model if that is necessary, and puts it to use at once: loading the next one may
+// take seconds. A model that is loaded is used until its successor is.
+func (t *tokenizers) update(name string, want *wantedModels) {
+	from, have := want.folders[name], t.loaded[name]
+	isNew := have == nil || have.from != from
+	if isNew || want.reread {
+		t.askTemplate(name, from, t.servers(name))
+	}
+	t.askTemplate(name, from, slices.DeleteFunc(slices.Clone(want.joined), func(w *worker.Worker) bool { return !serves(w, name) }))
+	if isNew || want.reread && (have.use == nil || have.content != from.fingerprint()) {
+		t.loaded[name] = t.load(name, from, want.timeout)
+		t.publish(have)
+		return
+	}
+	if have.use == nil {
+		return
+	}
+	have.model.SetTimeout(want.timeout)
+	switch {
+	case have.template != t.templates[name]:
+		t.use(have, name)
+		t.publish(nil)
+	case want.reread:
+		have.use.Retry()
+	}
+}
+
+// maxAsked bounds the engines that are asked for a model's template at a time.
+const maxAsked = 2
+
+// askTemplate asks engines for a model's template until one answers. The last of them is asked first: of
+// engines that render differently, the one that became ready last is right.
+func (t *tokenizers) askTemplate(name string, from modelFolder, engines []*worker.Worker) {
+	if from.template != "" {
+		return // the settings say it
+	}
+	slices.Reverse(engines)
+	for _, w := range engines[:min(len(engines), maxAsked)] {
+		template, err := t.template(w)
+		if err == nil {
+			t.templates[name] = template
+			return
+		}
+		t.log.Info("cannot ask an engine for its chat template", "model", name, "worker", w.Spec.ID, "error", err)
+	}
+}
+
+// publish gives the models to the Tokenizer, and closes the one that another has replaced, which may be nil.
+func (t *tokenizers) publish(replaced *loadedModel) {
+	use, failed := map[string]*tokenize.InProcess{}, map[string]string{}
+	for name, l := range t.loaded {
+		if l.use != nil {
+			use[name] = l.use
+		} else {
+			failed[name] = l.failed
+		}
+	}
+	t.to.SetNatives(use)
+	t.to.SetFailed(failed)
+	if replaced != nil && replaced.model != nil {
+		replaced.model.Close() // running calls end first
+	}
+}
+
+// load loads one model. What fails is logged, and tried again at the next reload.
+func (t *tokenizers) load(name string, from modelFolder, timeout time.Duration) *loadedModel {
+	l := &loadedModel{from: from, content: from.fingerprint()}
 	library, err := t.open()
 	if err != nil {
+		l.failed = "no tokenizer library: " + err.Error()
 		t.log.Warn("no tokenizer library: the engines tokenize the model's prompts", "model", name, "error", err)
-		return failed
+		return l
 	}
-	model, tokens, err := library.load(from.dir)
-	if err != nil {
+	if l.model, l.added, err = library.load(from.dir); err != nil {
+		l.model, l.failed = nil, err.Error()
 		t.log.Warn("cannot load the tokenizer: the engines tokenize the model's prompts", "model", name, "file", from.dir, "error", err)
-		return failed
+		return l
 	}
-	use, err := t.prepare(name, from, model, tokens)
-	if err != nil {
-		model.Close()
-		t.log.Warn("cannot use the tokenizer: the engines tokenize the model's prompts", "model", name, "file", from.dir, "error", err)
-		return failed
+	l.model.SetTimeout(timeout)
+	if t.use(l, name); l.use != nil {
+		t.log.Info("tokenizer loaded", "model", name, "file", from.dir)
 	}
-	t.log.Info("tokenizer loaded", "model", name, "file", from.dir)
-	return loadedModel{from, model, use}
+	return l
 }
 
-func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, tokens []incremental.AddedToken) (*tokenize.InProcess, error) {
+// use prepares a model to be used with the template of its servers.
+func (t *tokenizers) use(l *loadedModel, name string) {
+	l.template = t.templates[name]
+	var err error
+	if l.use, err = t.prepare(name, l); err != nil {
+		l.model.Close()
+		l.model, l.use, l.failed = nil, nil, err.Error()
+		t.log.Warn("cannot use the tokenizer: the engines tokenize the model's prompts", "model", name, "file", l.from.dir, "error", err)
+	}
+}
+
+func (t *tokenizers) prepare(name string, l *loadedModel) (*tokenize.InProcess, error) {
+	from, model := l.from, l.model
 	format, text := "tokenizer.json", []byte(nil)
 	if c, ok := model.(convertedModel); ok {
 		format, text = c.Info().Format, c.Spec()
@@ -265,20 +390,21 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 		t.log.Info("only completions are tokenized here: the engines render the model's chats", "model", name, "reason", code)
 	}
 	// The library drops truncation and padding, as vLLM does; the rules look at the rest.
-	rules, err := incremental.NewRules(withoutTraining(text), tokens)
+	rules, err := incremental.NewRules(withoutTraining(text), l.added)
 	if err != nil {
 		t.log.Info("whole prompts are encoded each time", "model", name, "reason", err)
 		rules = nil
 	}
 	templates := chatTemplates(from.dir)
+	given, err := l.givenTemplate(templates)
+	if err != nil {
+		return nil, err
+	}
 	use := tokenize.NativeModel(model)
-	if from.template != "" {
-		text, err := os.ReadFile(from.template)
-		if err != nil {
-			return nil, err
-		}
-		templates = map[string]string{"default": string(text)}
-		use = givenTemplate{model, string(text)}
+	if given != "" {
+		t.log.Info("chats are rendered with the template of the engines", "model", name)
+		templates = map[string]string{"default": given}
+		use = givenTemplate{model, given}
 	}
 	settings := settingsOf(from, templates)
 	if settings.CodeRendered = code != ""; code == "" {
@@ -286,6 +412,19 @@ func (t *tokenizers) prepare(name string, from modelFolder, model closingModel, 
 		tryTemplates(&settings, templates, use)
 	}
 	return t.to.NewInProcess(name, use, rules, settings)
+}
+
+// givenTemplate returns the template with which the servers were started, by the settings or by their own report; ""
+// if they use the folder's.
+func (l *loadedModel) givenTemplate(folder map[string]string) (string, error) {
+	if l.from.template != "" {
+		text, err := os.ReadFile(l.from.template)
+		return string(text), err
+	}
+	if len(folder) == 1 && folder["default"] == l.template {
+		return "", nil
+	}
+	return l.template, nil // of several templates the server reports none
 }
 
 // givenTemplate is a model whose servers were started with a template of their own.
@@ -346,6 +485,35 @@ func (t *tokenizers) reportTemplates(name string, templates map[string]string, m
 		}
 		t.log.Warn("cannot render a chat template: the engines tokenize the prompts that select it", "model", name, "detail", template, "error", reason)
 	}
+}
+
+// vocabularyFiles are the vocabularies that the library may load.
+var vocabularyFiles = []string{"tokenizer.json", "tekken.json", "tiktoken.model", "qwen.tiktoken"}
+
+// fingerprint identifies what loading a model reads: the names and contents of the files of its folder, the
+// names of those by which Mistral's folders are known, and the file of the settings' template.
+func (from modelFolder) fingerprint() string {
+	names := append([]string{"config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}, vocabularyFiles...)
+	more, _ := filepath.Glob(filepath.Join(from.dir, "additional_chat_templates", "*.jinja"))
+	files := append(more, from.template)
+	for _, name := range names {
+		files = append(files, filepath.Join(from.dir, name))
+	}
+	h := xxh3.New()
+	for _, file := range files {
+		f, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		n, err := io.Copy(h, f)
+		f.Close()
+		fmt.Fprintf(h, "%s %d %v\n", file, n, err)
+	}
+	for _, pattern := range []string{"consolidated*.safetensors", "tokenizer.model.v*"} {
+		found, _ := filepath.Glob(filepath.Join(from.dir, pattern))
+		fmt.Fprintf(h, "%q\n", found)
+	}
+	return fmt.Sprintf("%x", h.Sum128().Bytes())
 }
 
 // withoutTraining returns a tokenizer.json without the settings that servers replace.
@@ -468,6 +636,7 @@ func (t *tokenizers) close() {
 	t.mu.Unlock()
 	t.ended.Wait()
 	t.to.SetNatives(nil)
+	t.to.SetFailed(nil)
 	for _, l := range t.loaded {
 		if l.model != nil {
 			l.model.Close()
@@ -477,6 +646,6 @@ func (t *tokenizers) close() {
 
 // tokensDiffer logs that a model's ids are not the engine's.
 func (r *Router) tokensDiffer(m tokenize.Mismatch) {
-	r.log.Warn("native token ids differ from the engine's: the engines tokenize the model's prompts until this one restarts",
+	r.log.Warn("native token ids differ from the engine's: the engines tokenize the model's prompts until this one restarts or leaves",
 		"model", m.Model, "url", m.URL, "detail", m.String())
 }

@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sluice/bench/testwait"
 	"sluice/dataplane/jsonscan"
@@ -22,9 +24,12 @@ import (
 	"sluice/router/worker"
 )
 
-// letters is a double of a loaded model: an id for each byte, and a template that prints contents'
-// input as it is.
-type letters struct{ closed *int }
+// letters is a double of a loaded model: an id for each byte. It renders a template that is not its own
+// as the template's source before the input.
+type letters struct {
+	closed   *int
+	timeouts *[]time.Duration
+}
 
 func (letters) Encode(dst []uint32, text []byte, _ bool) ([]uint32, error) {
 	for _, c := range text {
@@ -33,8 +38,13 @@ func (letters) Encode(dst []uint32, text []byte, _ bool) ([]uint32, error) {
 	return dst, nil
 }
 
-func (l letters) Prompt(dst []uint32, _ string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
-	return l.Encode(dst, rest(slices.Clone(input)), addSpecial)
+func (l letters) Prompt(dst []uint32, template string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
+	return l.Encode(dst, rest(append([]byte(template), input...)), addSpecial)
+}
+func (l letters) SetTimeout(d time.Duration) {
+	if l.timeouts != nil {
+		*l.timeouts = append(*l.timeouts, d)
+	}
 }
 func (l letters) Close() { *l.closed++ }
 
@@ -44,14 +54,20 @@ type converted struct{ letters }
 func (converted) Info() tokenizer.Info { return tokenizer.Info{Format: "tekken"} }
 func (converted) Spec() []byte         { return []byte("{}") }
 
-// doubleLibrary loads letters from any folder but those called "broken".
+// doubleLibrary loads letters from any folder but those called "broken", and waits before it loads
+// those called "slow".
 type doubleLibrary struct {
-	mu     sync.Mutex
-	loads  []string
-	closed int
+	mu       sync.Mutex
+	loads    []string
+	closed   int
+	timeouts []time.Duration // that were set
+	release  chan struct{}   // of slow folders
 }
 
 func (d *doubleLibrary) load(dir string) (closingModel, []incremental.AddedToken, error) {
+	if filepath.Base(dir) == "slow" {
+		<-d.release
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.loads = append(d.loads, dir)
@@ -59,9 +75,9 @@ func (d *doubleLibrary) load(dir string) (closingModel, []incremental.AddedToken
 		return nil, nil, errors.New("broken")
 	}
 	if filepath.Base(dir) == "tekken" {
-		return converted{letters{&d.closed}}, nil, nil
+		return converted{letters{&d.closed, &d.timeouts}}, nil, nil
 	}
-	return letters{&d.closed}, nil, nil
+	return letters{&d.closed, &d.timeouts}, nil, nil
 }
 
 func (d *doubleLibrary) count() int {
@@ -108,7 +124,7 @@ func (l *logBuffer) has(s string) bool {
 func newTestTokenizers(t *testing.T, open func() (modelLoader, error)) (*tokenizers, *tokenize.Tokenizer, *logBuffer) {
 	t.Helper()
 	to, log := tokenize.New(tokenize.Options{}), new(logBuffer)
-	ts := newTokenizers(config.Default(), to, slog.New(slog.NewTextHandler(log, nil)))
+	ts := newTokenizers(to, slog.New(slog.NewTextHandler(log, nil)))
 	if open != nil {
 		ts.open = open
 	}
@@ -121,7 +137,9 @@ func (t *tokenizers) awaitModels(tb testing.TB, names ...string) {
 	testwait.Until(tb, "models "+strings.Join(names, ", "), func() bool {
 		var have []string
 		for _, s := range t.to.NativeStates() {
-			have = append(have, s.Model)
+			if s.Failed == "" {
+				have = append(have, s.Model)
+			}
 		}
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -154,8 +172,9 @@ func TestTokenizersFollowSettings(t *testing.T) {
 	if q := (tokenize.NativeQuery{Model: "a", Kind: tokenize.Completion, Doc: &doc}); !to.PromptInProcess(&p, &q) || !slices.Equal(p.Tokens, []uint32{'x', 'y', 'z'}) {
 		t.Errorf("ids %v", p.Tokens)
 	}
+	ts.configure(tokenizerSettingsOf(cfg)) // the same: those that failed are tried again
+	ts.awaitModels(t, "a", "harmony")
 	loads := d.count()
-	ts.configure(tokenizerSettingsOf(cfg)) // the same
 	cfg.Models = map[string]config.Model{"a": {Tokenizer: a}, "b": {Tokenizer: b, ContentFormat: "openai"}}
 	ts.configure(tokenizerSettingsOf(cfg))
 	ts.awaitModels(t, "a", "b")
@@ -165,9 +184,172 @@ func TestTokenizersFollowSettings(t *testing.T) {
 	cfg.Tokens.Native = "off"
 	ts.configure(tokenizerSettingsOf(cfg))
 	ts.awaitModels(t)
-	if d.closed != 4 { // audio's too, which was loaded and not used
-		t.Errorf("%d models closed, want 4", d.closed)
+	if d.closed != 5 { // audio's too, which was loaded twice and not used
+		t.Errorf("%d models closed, want 5", d.closed)
 	}
+}
+
+// TestReload: a reload loads what has changed in its folder, and what failed, and nothing else; it changes the
+// timeout of the models that stay.
+func TestReload(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, to, _ := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	a, b, broken := modelDir(t, "a", nil), modelDir(t, "b", nil), modelDir(t, "broken", nil)
+	given := filepath.Join(modelDir(t, "templates", map[string]string{"given.jinja": "x"}), "given.jinja")
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: a, ChatTemplate: given}, "b": {Tokenizer: b}, "broken": {Tokenizer: broken}}
+	reload := func(want ...string) {
+		t.Helper()
+		d.mu.Lock()
+		d.loads = nil
+		d.mu.Unlock()
+		ts.configure(tokenizerSettingsOf(cfg))
+		ts.awaitModels(t, "a", "b")
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if slices.Sort(want); !slices.Equal(d.loads, want) {
+			t.Errorf("loaded %q, want %q", d.loads, want)
+		}
+	}
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reload(a, b, broken)
+	states := to.NativeStates()
+	if len(states) != 3 || states[2].Model != "broken" || states[2].Failed != "broken" || states[2].Use() != "failed" {
+		t.Errorf("states %+v, want a failed one", states)
+	}
+	reload(broken)
+	write(filepath.Join(a, "tokenizer.json"), `{"truncation":{"max_length":6}}`) // as long as before
+	reload(a, broken)
+	write(filepath.Join(b, "chat_template.jinja"), "x")
+	reload(b, broken)
+	write(given, "y")
+	reload(a, broken)
+	if err := os.Mkdir(filepath.Join(b, "additional_chat_templates"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(filepath.Join(b, "additional_chat_templates", "tool_use.jinja"), "x")
+	reload(b, broken)
+	write(filepath.Join(b, "README.md"), "x")
+	reload(broken)
+	cfg.Tokens.Timeout = 7 * time.Second
+	reload(broken)
+	if n := len(d.timeouts); n < 2 || d.timeouts[n-1] != 7*time.Second || d.timeouts[n-2] != 7*time.Second {
+		t.Errorf("timeouts %v, want those of both models changed", d.timeouts)
+	}
+}
+
+// TestModelsAreUsedAsTheyLoad: a model does not wait for the others, and is used until its successor is loaded.
+func TestModelsAreUsedAsTheyLoad(t *testing.T) {
+	d := &doubleLibrary{release: make(chan struct{})}
+	ts, to, _ := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	cfg := config.Default()
+	slow := modelDir(t, "slow", nil)
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: modelDir(t, "a", nil)}, "b": {Tokenizer: slow}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	testwait.Until(t, "the first model", func() bool { s := to.NativeStates(); return len(s) == 1 && s[0].Model == "a" })
+	d.release <- struct{}{}
+	ts.awaitModels(t, "a", "b")
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: slow}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	testwait.Until(t, "b is gone", func() bool { return len(to.NativeStates()) == 1 })
+	if s := to.NativeStates(); len(s) != 1 || s[0].Model != "a" {
+		t.Errorf("while its successor is loaded: %+v", s)
+	}
+	d.release <- struct{}{}
+	ts.awaitModels(t, "a")
+}
+
+// TestServerTemplate: a model is rendered with the template that its engines report, which replaces the
+// folder's or is the only one; without a report it is the folder's. Only engines of models with a tokenizer
+// are asked.
+func TestServerTemplate(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	reported := map[string]string{} // by worker
+	var asked []string
+	var mu sync.Mutex
+	ts.template = func(w *worker.Worker) (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, w.Spec.ID)
+		if reported[w.Spec.ID] == "fails" {
+			return "", errors.New("no answer")
+		}
+		return reported[w.Spec.ID], nil
+	}
+	ready := func(id, model, engine, template string) *worker.Worker {
+		mu.Lock()
+		reported[id] = template
+		mu.Unlock()
+		w := worker.New(worker.Spec{ID: id})
+		w.SetInfo(&worker.Info{Base: model, Models: []string{model}, Engine: engine})
+		ts.workerReady(w)
+		return w
+	}
+	template := func() string {
+		var p tokenize.Prompt
+		var doc jsonscan.Doc
+		if err := doc.Scan([]byte(`{"messages":[{"role":"user","content":"x"}]}`), jsonscan.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if !to.PromptInProcess(&p, &tokenize.NativeQuery{Model: "m", Kind: tokenize.Chat, Doc: &doc}) {
+			return "none"
+		}
+		text, _, _ := strings.Cut(string(idBytes(p.Tokens)), "{")
+		return text
+	}
+	cfg := config.Default()
+	dir := modelDir(t, "m", map[string]string{"tokenizer.json": "{}", "chat_template.jinja": "folder"})
+	cfg.Models = map[string]config.Model{"m": {Tokenizer: dir}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "m")
+	for i, c := range []struct{ reported, want string }{{"", ""}, {"first", "first"}, {"fails", "first"}, {"second", "second"}, {"folder", ""}, {"third", "third"}, {"", ""}, {"last", "last"}} {
+		ready("w"+strconv.Itoa(i), "m", "vllm", c.reported)
+		ts.awaitModels(t, "m")
+		if got := template(); got != c.want {
+			t.Errorf("engine %d reports %q: rendered with %q, want %q", i, c.reported, got, c.want)
+		}
+	}
+	ready("other", "other", "vllm", "x")
+	ready("sglang", "m", "sglang", "x")
+	ts.awaitModels(t, "m")
+	if mu.Lock(); slices.Contains(asked, "other") || slices.Contains(asked, "sglang") || len(asked) != 8 || d.count() != 1 {
+		t.Errorf("asked %q, loaded %d times", asked, d.count())
+	}
+	mu.Unlock()
+	if !log.has("no answer") {
+		t.Errorf("the log: %s", log.b.String())
+	}
+	// A reload asks an engine that is there, and none if the settings say the template.
+	w := ready("late", "m", "vllm", "")
+	ts.awaitModels(t, "m")
+	mu.Lock()
+	reported["late"] = "later"
+	mu.Unlock()
+	ts.servers = func(string) []*worker.Worker { return []*worker.Worker{w} }
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "m")
+	if got := template(); got != "later" {
+		t.Errorf("after a reload: rendered with %q", got)
+	}
+	cfg.Models = map[string]config.Model{"m": {Tokenizer: dir, ChatTemplate: filepath.Join(modelDir(t, "g", map[string]string{"g.jinja": "given"}), "g.jinja")}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "m")
+	if got := template(); got != "given" {
+		t.Errorf("with a template in the settings: rendered with %q", got)
+	}
+}
+
+func idBytes(ids []uint32) (text []byte) {
+	for _, id := range ids {
+		text = append(text, byte(id))
+	}
+	return text
 }
 
 // TestChatsRenderedByCode: of a model whose chats vLLM renders by code, only completions are tokenized here.
@@ -365,7 +547,7 @@ func TestTemplatesAreTried(t *testing.T) {
 	if err != nil {
 		t.Skipf("no tokenizer library; make builds it where cargo is installed: %v", err)
 	}
-	m, _, err := (nativeLibrary{l, tokenizer.LoadOptions{}}).load("../../native/tokenizer/testdata/tiny")
+	m, _, err := (nativeLibrary{l}).load("../../native/tokenizer/testdata/tiny")
 	if err != nil {
 		t.Fatal(err)
 	}

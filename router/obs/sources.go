@@ -51,14 +51,15 @@ func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 	} {
 		m.GaugeFunc(func() float64 { s := t.Stats(); return read(&s) }, name)
 	}
-	m.GaugeFunc(func() float64 { return float64(nativeModels(t, false)) }, "sluice_tokenizer_native_models", "state", "used")
-	m.GaugeFunc(func() float64 { return float64(nativeModels(t, true)) }, "sluice_tokenizer_native_models", "state", "mismatch")
+	for _, state := range []string{"used", "mismatch", "failed"} {
+		m.GaugeFunc(func() float64 { return float64(nativeModels(t, state)) }, "sluice_tokenizer_native_models", "state", state)
+	}
 }
 
-// nativeModels counts the models that are tokenized in this process, or those whose ids differed.
-func nativeModels(t *tokenize.Tokenizer, mismatch bool) (n int) {
+// nativeModels counts the models of a NativeState.Use.
+func nativeModels(t *tokenize.Tokenizer, state string) (n int) {
 	for _, s := range t.NativeStates() {
-		if (s.Mismatch != nil) == mismatch {
+		if s.Use() == state {
 			n++
 		}
 	}

@@ -24,7 +24,8 @@ import (
 type NativeModel interface{ incremental.Renderer }
 
 // InProcess is a model whose prompts are tokenized in this process. It compares some of them with the
-// engines' own ids and stops being used when one differs, until the engine that differed restarts.
+// engines' own ids and stops being used when one differs, until the engine that differed restarts or
+// leaves (Tokenizer.EngineLeft), or Retry is called.
 type InProcess struct {
 	name     string
 	settings chatinput.Settings
@@ -37,7 +38,8 @@ type InProcess struct {
 	mu       sync.Mutex
 	checked  map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
 	equal    map[checkKey]uint32 // those of checked whose last comparison had no difference
-	checking bool                // a comparison runs
+	checking string              // the engine with which a comparison runs, "" if none does
+	left     bool                // that engine has left since
 	verified bool                // the last comparison had no difference
 	mismatch *Mismatch           // nil: in use
 }
@@ -72,6 +74,19 @@ func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremen
 func (t *Tokenizer) SetNatives(models map[string]*InProcess) {
 	t.natives.Store(&models)
 	t.divideCache()
+}
+
+// SetFailed replaces the models that were to be tokenized in this process and could not be loaded, with
+// the reasons.
+func (t *Tokenizer) SetFailed(reasons map[string]string) { t.failedModels.Store(&reasons) }
+
+// EngineLeft forgets what comparisons with the engine at a URL have shown. The caller calls it when
+// the process there was removed or replaced. A model whose ids differed from those of that process is
+// tried again: no other event may tell, because the URL need not return.
+func (t *Tokenizer) EngineLeft(url string) {
+	for _, n := range t.nativeModels() {
+		n.forget(url)
+	}
 }
 
 // ReportMismatches makes report be called, on a goroutine of its own, when the ids of a prompt that
@@ -134,15 +149,15 @@ type nativeWork struct {
 
 var nativeWorks = objpool.Pool[nativeWork]{New: func() *nativeWork { return new(nativeWork) }}
 
-// maxNativeScratch bounds the text that a pooled nativeWork keeps.
-const maxNativeScratch = 1 << 20
+// maxNativeScratch bounds the memory, in bytes, that a pooled nativeWork keeps.
+const maxNativeScratch = 2 << 20
 
 // maxNativeText is the longest text, in bytes, that is encoded in this process: about a million tokens. The
 // library can need many times the size of a text without any boundary, and cannot be interrupted in it.
 const maxNativeText = 4 << 20
 
 func (w *nativeWork) put() {
-	if cap(w.input.Chat) <= maxNativeScratch && cap(w.input.Text) <= maxNativeScratch {
+	if w.input.Memory() <= maxNativeScratch {
 		nativeWorks.Put(w)
 	}
 }
@@ -267,11 +282,40 @@ func (n *InProcess) inUse(q *NativeQuery) (inUse, verified bool) {
 		if q.Endpoint == nil || q.Endpoint.URL() != m.URL || q.Incarnation == m.incarnation {
 			return false, false
 		}
-		n.mismatch, n.verified = nil, false
-		clear(n.checked)
-		clear(n.equal)
+		n.retry()
 	}
 	return true, n.verified
+}
+
+// Retry makes the model be used again if it is not because of a difference.
+func (n *InProcess) Retry() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mismatch != nil {
+		n.retry()
+	}
+}
+
+// retry is called with mu held.
+func (n *InProcess) retry() {
+	n.mismatch, n.verified = nil, false
+	clear(n.checked)
+	clear(n.equal)
+}
+
+// forget drops what is known of an engine that has left. Its URL may return with another process
+// whose incarnation has the same number.
+func (n *InProcess) forget(url string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mismatch != nil && n.mismatch.URL == url {
+		n.retry()
+	}
+	for kind := range Kind(len(nativeAPIs)) {
+		delete(n.checked, checkKey{url, kind})
+		delete(n.equal, checkKey{url, kind})
+	}
+	n.left = n.left || n.checking == url
 }
 
 // maxChecked bounds the engines and kinds of requests that are remembered.
@@ -288,14 +332,14 @@ func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	key := checkKey{q.Endpoint.URL(), q.Kind}
-	if was, ok := n.checked[key]; n.checking || ok && was == q.Incarnation && !sampled {
+	if was, ok := n.checked[key]; n.checking != "" || ok && was == q.Incarnation && !sampled {
 		return false
 	}
 	if len(n.checked) >= maxChecked {
 		clear(n.checked)
 		clear(n.equal)
 	}
-	n.checking = true
+	n.checking, n.left = key.url, false
 	return true
 }
 
@@ -309,7 +353,13 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 	go func() {
 		want, err := t.engineIDs(kind, body, ep, cut)
 		n.mu.Lock()
-		n.checking = false
+		left := n.left
+		n.checking = ""
+		if left {
+			n.mu.Unlock()
+			t.checksFailed.Add(1) // it says nothing about the engines that are there
+			return
+		}
 		if err == nil || isUnsupported(err) { // after other errors the next prompt is compared
 			n.checked[checkKey{ep.URL(), kind}] = incarnation
 		}
@@ -410,11 +460,23 @@ func postForIDs(ep *upstream.Endpoint, path string, body [][]byte, size int, mem
 	return ids, nil
 }
 
-// NativeState describes a model that is tokenized in this process.
+// NativeState describes a model that is tokenized in this process, or was to be.
 type NativeState struct {
 	Model    string
 	Verified bool      // the last comparison had no difference
-	Mismatch *Mismatch // nil: in use
+	Mismatch *Mismatch // nil: in use, unless it could not be loaded
+	Failed   string    // why it could not be loaded, "" if it was
+}
+
+// Use is "used", "mismatch" or "failed".
+func (s *NativeState) Use() string {
+	switch {
+	case s.Failed != "":
+		return "failed"
+	case s.Mismatch != nil:
+		return "mismatch"
+	}
+	return "used"
 }
 
 // NativeStates returns the state of each model, by name.
@@ -422,8 +484,13 @@ func (t *Tokenizer) NativeStates() []NativeState {
 	var all []NativeState
 	for name, n := range t.nativeModels() {
 		n.mu.Lock()
-		all = append(all, NativeState{name, n.verified, n.mismatch})
+		all = append(all, NativeState{Model: name, Verified: n.verified, Mismatch: n.mismatch})
 		n.mu.Unlock()
+	}
+	if failed := t.failedModels.Load(); failed != nil {
+		for name, reason := range *failed {
+			all = append(all, NativeState{Model: name, Failed: reason})
+		}
 	}
 	slices.SortFunc(all, func(a, b NativeState) int { return cmp.Compare(a.Model, b.Model) })
 	return all

@@ -271,6 +271,86 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
+// TestEngineLeft: a model whose ids differed is tried again when the engine that differed is gone or another
+// process, whichever engine is asked next, and not for any other engine. A comparison that the engine
+// did not outlive says nothing.
+func TestEngineLeft(t *testing.T) {
+	e, other := newRenderEngine(t), newRenderEngine(t)
+	e.skew = true
+	tk, n, reports := withModel(t, new(byteModel))
+	_, _ = ask(t, tk, Chat, hello(1), e, 1)
+	<-reports
+	tk.EngineLeft(other.ep.URL())
+	if _, ok := ask(t, tk, Chat, hello(2), other, 1); ok {
+		t.Error("used although the engine that differed is there")
+	}
+	tk.EngineLeft(e.ep.URL())
+	if p, ok := ask(t, tk, Chat, hello(2), other, 1); !ok || p.Verified {
+		t.Errorf("after the engine has left: used %v, verified %v", ok, p.Verified)
+	}
+	awaitChecks(t, tk, 2)
+	testwait.Until(t, "verified", func() bool {
+		return tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1})
+	})
+	tk.EngineLeft(other.ep.URL())
+	if tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1}) {
+		t.Error("a process at the URL of one that has left is verified")
+	}
+	e.mu.Lock() // holds the engine's answer
+	_, ok := ask(t, tk, Chat, hello(3), e, 1)
+	tk.EngineLeft(e.ep.URL())
+	e.mu.Unlock()
+	awaitChecks(t, tk, 3)
+	if n.mu.Lock(); !ok || n.mismatch != nil || len(reports) > 0 || tk.Stats().ChecksFailed != 1 {
+		t.Errorf("used %v, %d reports, stats %+v: the ids of an engine that has left count", ok, len(reports), tk.Stats())
+	}
+	n.mu.Unlock()
+}
+
+// TestRetry: a reload tries a model again, once.
+func TestRetry(t *testing.T) {
+	e := newRenderEngine(t)
+	e.skew = true
+	tk, n, reports := withModel(t, new(byteModel))
+	for i := range 2 {
+		if _, ok := ask(t, tk, Chat, hello(i), e, 1); !ok {
+			t.Error("not used")
+		}
+		<-reports
+		if _, ok := ask(t, tk, Chat, hello(i), e, 1); ok {
+			t.Error("used in spite of the mismatch")
+		}
+		n.Retry()
+	}
+}
+
+// TestNativeScratchIsBounded: no buffer that a long request was read into is kept.
+func TestNativeScratchIsBounded(t *testing.T) {
+	long := strings.Repeat("x", maxNativeScratch+1)
+	arguments, err := json.Marshal(`{"a":"` + long + `"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		api  chatinput.API
+		body string
+	}{
+		{chatinput.Completions, `{"prompt":"` + long + `"}`},
+		{chatinput.Messages, `{"max_tokens":1,"messages":[{"role":"user","content":"` + long + `"}]}`},
+		{chatinput.Responses, `{"input":"` + long + `"}`},
+		{chatinput.Chat, `{"messages":[{"role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":` + string(arguments) + `}}]}]}`},
+	} {
+		w := new(nativeWork)
+		w.input.Read(c.api, []byte(c.body), new(chatinput.Settings))
+		if c.api != chatinput.Completions {
+			w.input.Chat = nil // leaves the buffers in between
+		}
+		if w.put(); nativeWorks.Get() == w {
+			t.Errorf("a work with %d bytes is kept after %.60s", w.input.Memory(), c.body)
+		}
+	}
+}
+
 // TestIsVerified: equal ids verify one kind of request with one process of one engine, until any engine's
 // ids differ.
 func TestIsVerified(t *testing.T) {

@@ -133,6 +133,8 @@ type Tokenizer struct {
 	report   atomic.Pointer[func(Mismatch)]
 	backoffs backoffs
 
+	failedModels atomic.Pointer[map[string]string]
+
 	sources                                         [numSources]atomic.Uint64
 	coalesced, backedOff, refused, failed, timeouts atomic.Uint64
 

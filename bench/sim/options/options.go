@@ -106,6 +106,7 @@ type Options struct {
 	deprecated     []string // warnings about the parsed flags, see DeprecatedNames
 	FaultSeed      uint64   // random seed of faults with a probability
 	NoTokenize     bool     // /tokenize returns 404, as behind proxies that pass on the OpenAI API only
+	ChatTemplate   string   // what GET /tokenizer_info reports; "": there is no such endpoint, as in vLLM without --enable-tokenizer-info-endpoint
 	DisableScaleUp bool     // /inference/v1/* returns 403, as vLLM without --enable-scale-out
 
 	VLLM vllm.Release // Release, parsed; WithDefaults sets it
@@ -179,6 +180,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Records, "records", 1024, "requests stored for tests; -1 for none")
 	fs.Uint64Var(&o.FaultSeed, "fault-seed", 0, "random seed of faults with a probability")
 	fs.BoolVar(&o.NoTokenize, "no-tokenize", false, "return 404 for /tokenize")
+	fs.StringVar(&o.ChatTemplate, "tokenizer-info", "", "chat `template` that GET /tokenizer_info reports; prompts are not rendered with it [no such endpoint]")
 	fs.BoolVar(&o.DisableScaleUp, "no-scale-out", false, "return 403 for /inference/v1/*")
 	fs.Func("fault", "inject a `fault`; may be repeated: kind=K[,path=P][,leg=L][,phase=body|role|answer][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faults.KindNames(), ", "), func(s string) error {
 		f, err := faults.ParseFault(s)

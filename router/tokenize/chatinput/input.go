@@ -120,6 +120,11 @@ func (in *Input) Read(api API, body []byte, s *Settings) (reason string) {
 	return in.reason
 }
 
+// Memory returns the bytes that the slices keep for the next Read.
+func (in *Input) Memory() int {
+	return cap(in.Chat) + cap(in.Text) + cap(in.body) + cap(in.buf) + cap(in.args)
+}
+
 // fail records the first reason.
 func (in *Input) fail(reason string) {
 	if in.reason == "" {
