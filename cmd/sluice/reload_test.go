@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -122,8 +124,8 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 		{rt.Token, []string{"restart", "--admin", rt.Address}, 0, []string{"replaced the router at " + rt.Address}},
 	} {
 		out, code := command(c.token, c.args...)
-		var child int
-		if n, _ := fmt.Sscanf(out, "process %d replaced", &child); n == 1 {
+		if m := regexp.MustCompile(`process (\d+) replaced`).FindStringSubmatch(out); m != nil {
+			child, _ := strconv.Atoi(m[1])
 			t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
 		}
 		if code != c.code {
