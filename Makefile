@@ -161,7 +161,7 @@ bench-engineapi: build ## what an item costs over the framed socket, HTTP and gR
 	@scripts/bench_engineapi.py --report docs/engine-api.md
 
 .PHONY: bench-tokens
-bench-tokens: build ## native tokenization beside its goals, HF's tokenizers and /tokenize: docs/tokens.md (some minutes, on a quiet box; needs scripts/tokenizer_golden.py ids and text once)
+bench-tokens: build ## native tokenization beside its goals, HF's tokenizers and /tokenize: docs/tokens.md (some minutes, on a quiet box; needs scripts/tokenizer_golden.py ids and templates once)
 	@scripts/bench_tokens.py --report docs/tokens.md
 
 .PHONY: bench-index

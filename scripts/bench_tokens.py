@@ -13,10 +13,13 @@ of 100,000 tokens through the whole router to simulated engines, first all new, 
 of each as before, at the rate that this machine allows. It prints the router's CPU per
 request and what 99 requests a second would take.
 
-Vocabularies and templates are those of scripts/tokenizer_golden.py (ids, text), which
+Vocabularies and templates are those of scripts/tokenizer_golden.py (ids, templates), which
 downloads them once.
 
   scripts/bench_tokens.py [--rounds N] [--conversations N] [--only goals|memory|llmd] [--report FILE]
+
+With --report the tables of each part that was measured replace those between its markers in
+the page.
 """
 
 import argparse
@@ -37,7 +40,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLUICE = os.path.join(ROOT, "bin", "sluice")
 CACHE = os.environ.get("SLUICE_CACHE", os.path.expanduser("~/.cache/sluice"))
 TICK = os.sysconf("SC_CLK_TCK")
-BEGIN, END = "<!-- bench-tokens -->", "<!-- /bench-tokens -->"
+BEGIN, END = "<!-- bench-tokens %s -->", "<!-- /bench-tokens %s -->"
 RATE = 99  # requests a second
 PROMPT = 100_000  # tokens
 
@@ -277,25 +280,35 @@ def main():
     a = p.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
-    rows, tables, library = [], [], ""
+    if a.report and a.only == "memory":
+        sys.exit("--only memory writes no report; its row is one of --only goals")
     if a.only != "llmd":
+        began = time.time()
         rows, tables, library = goals(a)
+        show("goals", a.report, rows, tables, "%d rounds" % a.rounds, time.time() - began, "; library " + library)
     if a.only not in ("goals", "memory"):
-        rows += llmd(a)
+        began = time.time()
+        show("llmd", a.report, llmd(a), [], "%d rounds of %d prompts" % (a.llmd_rounds, a.prompts), time.time() - began)
+
+
+def show(part, report, rows, tables, rounds, took, more=""):
+    """Prints the tables of a part, and writes them to the page."""
     lines = ["| what | goal | measured | |", "| --- | --- | --- | --- |"] + ["| %s | %s | %s | %s |" % (what, goal, got, verdict(met)) for what, goal, got, met in rows]
     for t in tables:
         lines += [""] + t
-    lines += ["", "%d rounds, median [range]; load average %.1f at the end%s." % (a.llmd_rounds if a.only == "llmd" else a.rounds, os.getloadavg()[0], "; library " + library if library else "")]
+    lines += ["", "%s in %.0f s on %d cores, median [range]; load average %.1f at the end%s." % (rounds, took, os.cpu_count(), os.getloadavg()[0], more)]
     text = "\n".join(lines)
-    print(text)
-    if a.report:
-        with open(a.report, encoding="utf-8") as f:
-            page = f.read()
-        if BEGIN not in page or END not in page:
-            sys.exit("%s has no %s … %s" % (a.report, BEGIN, END))
-        page = re.sub(re.escape(BEGIN) + ".*" + re.escape(END), lambda _: BEGIN + "\n" + text + "\n" + END, page, flags=re.S)
-        with open(a.report, "w", encoding="utf-8") as f:
-            f.write(page)
+    print(text, flush=True)
+    if not report:
+        return
+    begin, end = BEGIN % part, END % part
+    with open(report, encoding="utf-8") as f:
+        page = f.read()
+    if begin not in page or end not in page:
+        sys.exit("%s has no %s … %s" % (report, begin, end))
+    page = re.sub(re.escape(begin) + ".*" + re.escape(end), lambda _: begin + "\n" + text + "\n" + end, page, flags=re.S)
+    with open(report, "w", encoding="utf-8") as f:
+        f.write(page)
 
 
 if __name__ == "__main__":

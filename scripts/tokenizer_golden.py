@@ -9,13 +9,16 @@ and GGUF vocabularies with expected ids. It is downloaded once into the cache.
   scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
   scripts/tokenizer_golden.py files                ids of vocabularies in other files than tokenizer.json
   scripts/tokenizer_golden.py escapes              JSON strings of every character of the basic plane
+  scripts/tokenizer_golden.py all                  all of these, some minutes
   scripts/tokenizer_golden.py rewrite              writes golden.jsonl and escapes.json of native/tokenizer/testdata
 
   --conversations N   of each template (500)
   --only NAME         templates or vocabularies whose name contains it
   --show N            differences to print of each (1)
+  --report FILE       with all: write the result between the markers of this page
 """
 import argparse
+import base64
 import ctypes
 import datetime
 import glob
@@ -23,6 +26,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -30,6 +34,8 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 CACHE = os.path.join(os.environ.get("SLUICE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sluice"), "tokenizer")
 ARCHIVE = "llama-cpp-python==0.3.36"
 PACKAGES = ["transformers==5.19.0", "jinja2==3.1.6", "tokenizers==0.23.3", "gguf==0.19.0", "mistral-common==1.13.1", "tiktoken==0.14.0"]
+BEGIN, END = "<!-- tokenizer-golden -->", "<!-- /tokenizer-golden -->"
+RESULTS = []  # rows of the report: what was compared, with what, how much of it is equal, how much differs
 NOW = 1767225600  # of strftime_now: 2026-01-01 00:00 UTC
 
 
@@ -303,7 +309,8 @@ def compare(render, model, template, request):
 
 def templates(args):
     render, model = oracle(), empty_model(Library())
-    bad = rendered = total = 0
+    bad = rendered = total = n = 0
+    unsupported = []
     for path in sorted(glob.glob(os.path.join(models(), "templates", "*.jinja"))):
         name = os.path.basename(path)
         if args.only and args.only not in name:
@@ -320,8 +327,11 @@ def templates(args):
                 continue
             if d:
                 different.append((i, request, *d))
+        n += 1
         total += args.conversations
         rendered += texts
+        if refused:
+            unsupported.append(name)
         bad += len(different)
         print(f"{name}: {args.conversations} conversations, {texts} texts, {len(different)} differ" + (f", {refused} refused" if refused else ""))
         for i, request, want, got in different[:args.show]:
@@ -329,6 +339,7 @@ def templates(args):
             print(f"  conversation {i}: {json.dumps(request, ensure_ascii=False)[:600]}")
             print(f"    want ...{want[max(0, at - 60):at + 80]!r}\n    got  ...{got[max(0, at - 60):at + 80]!r}")
     print(f"templates: {total} renderings, {rendered} texts, {bad} differ")
+    RESULTS.append((f"{n} chat templates × {args.conversations} conversations", "transformers", f"{rendered:,} texts; {total - rendered:,} times both fail or the template is left to the engine ({', '.join(unsupported) or 'none'})", bad))
     return bad
 
 
@@ -400,6 +411,9 @@ def convert(path):
     bpe = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
            "byte_fallback": False, "ignore_merges": False, "vocab": vocab}
     normalizer, pretokenizers = None, []
+    if model == "t5" and get("ggml.precompiled_charsmap"):
+        charsmap = base64.b64encode(bytes(v & 0xff for v in get("ggml.precompiled_charsmap"))).decode()
+        normalizer = {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": charsmap}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]}
     if model == "gpt2":
         if pre not in BPE_RULES:
             return None, f"no rules for {pre}"
@@ -419,7 +433,7 @@ def convert(path):
         normalizer, pretokenizers = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}, [{"type": "BertPreTokenizer"}]
     elif model == "t5":
         bpe = {"type": "Unigram", "unk_id": get("ggml.unknown_token_id") or 0, "vocab": [[t, float(x)] for t, x in zip(tokens, scores)], "byte_fallback": False}
-        normalizer, pretokenizers = None, [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}]
+        pretokenizers = [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}]
     else:
         return None, f"no rules for the model {model}"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": get("chat_template")}
@@ -505,6 +519,9 @@ def ids(args):
         bad += different + archive[1]
         total += len(texts) + sum(archive)
         print(f"{name}: expected ids of the archive: {archive[0]} equal, {archive[1]} differ; tokenizers: {len(texts) - different} texts equal, {different} differ", flush=True)
+        encoder = json.loads(library.call("sluice_tok_info", model.handle, 0))["encoder"]
+        oracles = "expected ids of the archive, tokenizers" if sum(archive) else "tokenizers; the archive has no expected ids"
+        RESULTS.append((f"{name} (reconstructed, {encoder})", oracles, f"{archive[0] + len(texts) - different} texts", different + archive[1]))
         model.close()
     print(f"ids: {total} texts, {bad} differ")
     return bad
@@ -548,7 +565,6 @@ def by_tiktoken(ranks, pattern, special, normal=lambda text: text):
 
 
 def ranks_file(ranks):
-    import base64
     return "".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in ranks.items())
 
 
@@ -611,6 +627,7 @@ def files(args):
                         print(f"  {name}: {len(text)} characters, id {at} of {len(want)}: want {want[at:at + 8]}, got {got[at:at + 8]}: {text[:60]!r}")
         bad += different
         print(f"{name} ({info['format']}, {info['encoder']}): {2 * len(texts) - different} encodings equal, {different} differ", flush=True)
+        RESULTS.append((f"{name} ({info['format']}, {info['encoder']})", "mistral-common" if info["format"] == "tekken" else "tiktoken", f"{2 * len(texts) - different} encodings", different))
         model.close()
     print(f"files: {total} encodings, {bad} differ")
     return bad
@@ -635,6 +652,22 @@ def escapes(args):
             print(f"  {template}: U+{ord(c):04X}: want {json.dumps(c, **options)!r}, got {got[every.index(c)]!r}")
         bad += len(different)
         print(f"{template}: {len(every)} characters, {len(different)} differ")
+        RESULTS.append((f"`{template}`", "json.dumps", f"{len(every) - len(different):,} characters", len(different)))
+    return bad
+
+
+def everything(args):
+    bad = templates(args) + ids(args) + files(args) + escapes(args)
+    lines = ["| what | beside | equal | different |", "| --- | --- | --- | --- |"] + ["| %s | %s | %s | %d |" % row for row in RESULTS]
+    lines += ["", f"{', '.join(PACKAGES)}; material of {ARCHIVE}."]
+    print("\n".join(lines))
+    if args.report:
+        with open(args.report, encoding="utf-8") as f:
+            page = f.read()
+        if BEGIN not in page or END not in page:
+            sys.exit(f"{args.report} has no {BEGIN} … {END}")
+        with open(args.report, "w", encoding="utf-8") as f:
+            f.write(re.sub(re.escape(BEGIN) + ".*" + re.escape(END), lambda _: "\n".join([BEGIN, *lines, END]), page, flags=re.S))
     return bad
 
 
@@ -663,14 +696,15 @@ def rewrite(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["templates", "ids", "files", "escapes", "rewrite"])
+    p.add_argument("what", choices=["templates", "ids", "files", "escapes", "all", "rewrite"])
     p.add_argument("--conversations", type=int, default=500)
     p.add_argument("--only", default="")
     p.add_argument("--show", type=int, default=1)
+    p.add_argument("--report", metavar="FILE")
     args = p.parse_args()
     environment()
     os.environ["TZ"] = "UTC"
-    sys.exit(1 if globals()[args.what](args) else 0)
+    sys.exit(1 if {"all": everything, **globals()}[args.what](args) else 0)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ func load(t testing.TB, library *tokenizer.Library, vocabulary, template string)
 	if template != "" {
 		text, err := os.ReadFile(filepath.Join(cache, "tokenizer/archive/vendor/llama.cpp/models/templates", template))
 		if err != nil {
-			t.Fatalf("%v; scripts/tokenizer_golden.py text makes it", err)
+			t.Fatalf("%v; scripts/tokenizer_golden.py templates makes it", err)
 		}
 		write(t, dir, "chat_template.jinja", text)
 	}
