@@ -101,6 +101,30 @@ func TestTokenSources(t *testing.T) {
 	})
 }
 
+// TestMembersForTokenizers: an engine is asked for the ids of a prompt with the members that its own
+// /tokenize takes.
+func TestMembersForTokenizers(t *testing.T) {
+	t.Parallel()
+	for engine, want := range map[string][2]string{ // what the body has, and what it has not
+		"vllm":   {`"add_generation_prompt"`, `"tool_choice"`},
+		"sglang": {`"tool_choice"`, `"add_generation_prompt"`},
+	} {
+		e := harness.StartSim(t, func(o *sim.Options) { o.Engine = engine })
+		r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "a"))
+		body := `{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":"` + harness.Prompt + `"}],"tool_choice":"none","add_generation_prompt":true}`
+		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", body), 200)
+		asked := ""
+		for _, rec := range e.Requests() {
+			if rec.Path == "/tokenize" {
+				asked += string(rec.Body)
+			}
+		}
+		if !strings.Contains(asked, want[0]) || strings.Contains(asked, want[1]) {
+			t.Errorf("%s was asked %s; want %s and not %s", engine, asked, want[0], want[1])
+		}
+	}
+}
+
 // TestAffinityWithoutEvents: for engines without events the router predicts cached blocks from its
 // own choices.
 func TestAffinityWithoutEvents(t *testing.T) {
