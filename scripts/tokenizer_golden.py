@@ -339,7 +339,7 @@ def templates(args):
             print(f"  conversation {i}: {json.dumps(request, ensure_ascii=False)[:600]}")
             print(f"    want ...{want[max(0, at - 60):at + 80]!r}\n    got  ...{got[max(0, at - 60):at + 80]!r}")
     print(f"templates: {total} renderings, {rendered} texts, {bad} differ")
-    RESULTS.append((f"{n} chat templates × {args.conversations} conversations", "transformers", f"{rendered:,} texts; {total - rendered:,} times both fail or the template is left to the engine ({', '.join(unsupported) or 'none'})", bad))
+    RESULTS.append((f"{n} chat templates × {args.conversations} conversations", "transformers", f"{rendered:,} texts; for {total - rendered:,} conversations transformers gives none, or the template is left to the engine ({', '.join(unsupported) or 'none'})", bad))
     return bad
 
 
