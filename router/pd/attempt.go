@@ -40,7 +40,10 @@ func (q *request) runDisaggregated() {
 		if end == prefillDone {
 			switch order := q.plan.Family.Order(&q.handover); {
 			case order == family.Concurrent:
-				if !q.shouldRetry(q.runConcurrent(prefill)) {
+				switch end := q.runConcurrent(prefill); {
+				case end == legWaited:
+					q.attempt-- // it sent nothing
+				case !q.shouldRetry(end):
 					return
 				}
 				continue

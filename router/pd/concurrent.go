@@ -395,6 +395,13 @@ func (q *request) endConcurrentPrefill(awaitFailure bool) {
 // runConcurrent runs a Concurrent pair: prefill on its own goroutine, decode on the caller's.
 func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 	choice, ok := q.acquireDecode(schedule.DecodeLeg)
+	if !ok {
+		if waited, answered := q.awaitDecodeLimits(&prefill); waited {
+			return legWaited
+		} else if answered {
+			return legAnswered
+		}
+	}
 	if !ok && q.awaitCandidate(schedule.DecodeLeg) {
 		choice, ok = q.acquireDecode(schedule.DecodeLeg)
 	}

@@ -19,6 +19,7 @@ const (
 	legRetry                    // failed before the client received a byte: run the attempt again
 	legDeclined                 // a trial decode has too few blocks of the prompt cached
 	legDecodeOnly               // decode runs the whole request
+	legWaited                   // not sent: the request has waited for capacity, and begins its attempt again
 )
 
 // decode runs the last leg: decode with the handle, decode alone, or the whole request. With a

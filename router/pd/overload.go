@@ -118,19 +118,41 @@ func (q *request) countFull(candidates []*worker.Rank) (full, halfOpen int) {
 	return full, halfOpen
 }
 
-// awaitLimits lets a request wait that found every candidate of its first leg at a load limit, because
-// others were faster. It returns false if it may not wait, or has been answered.
-func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool) {
+// mayAwaitLimits reports whether a request may wait that found every candidate of a leg at a load limit,
+// because others were faster.
+func (q *request) mayAwaitLimits(candidates []*worker.Rank) bool {
 	if q.class == nil || q.legSent || q.resumption != nil || q.attempt > 1 || !q.waitsForAdmission() {
-		return false, false
+		return false
 	}
-	if full, halfOpen := q.countFull(candidates); full == halfOpen {
+	full, halfOpen := q.countFull(candidates)
+	return full > halfOpen
+}
+
+// awaitLimits lets a request wait that may (mayAwaitLimits). When it has waited, the rank of its first leg is
+// reserved. It returns false if the request may not wait, or has been answered.
+func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool) {
+	if !q.mayAwaitLimits(candidates) {
 		return false, false
 	}
 	if !q.enqueue(q.newWaiter()) {
 		return false, true
 	}
 	return true, false
+}
+
+// awaitDecodeLimits is awaitLimits for a request that has reserved the prefill rank of an attempt and found every
+// decode rank at a load limit. It releases the prefill rank unless it returns false twice.
+func (q *request) awaitDecodeLimits(prefill *schedule.Choice) (waited, answered bool) {
+	switch {
+	case q.mayAwaitLimits(q.plan.Decode):
+		prefill.Reservation.Release() // others may use it meanwhile
+		waited = q.enqueue(q.newWaiter())
+		return waited, !waited
+	case q.refuseAtCapacity(schedule.DecodeLeg, q.plan.Decode):
+		prefill.Reservation.Release()
+		return false, true
+	}
+	return false, false
 }
 
 // admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity. It is

@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -118,6 +119,9 @@ func (q *request) resolvePeerInfo() prefillEnd {
 func (q *request) fetchPeerInfo(fetcher family.PeerInfoFetcher, f *peerInfo, base, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if q.x.ClientGone() {
+		return upstream.ErrCancelled
+	}
 	if text := f.text.Load(); text != nil {
 		q.handover.PeerInfo = *text
 		return nil
@@ -125,11 +129,14 @@ func (q *request) fetchPeerInfo(fetcher family.PeerInfoFetcher, f *peerInfo, bas
 	if f.err != nil && time.Now().Before(f.retryAt) {
 		return f.err
 	}
-	var text string
 	sentAt := time.Now()
-	if text, f.err = q.getPeerInfo(fetcher, base, path); f.err != nil {
+	text, err := q.getPeerInfo(fetcher, base, path)
+	if errors.Is(err, upstream.ErrCancelled) {
+		return err // it says nothing about the rank
+	}
+	if f.err = err; err != nil {
 		f.retryAt = time.Now().Add(peerInfoRetry)
-		return f.err
+		return err
 	}
 	q.r.reportEngineID(&q.handover, sentAt)
 	f.text.Store(&text)
@@ -137,18 +144,27 @@ func (q *request) fetchPeerInfo(fetcher family.PeerInfoFetcher, f *peerInfo, bas
 	return nil
 }
 
+// getPeerInfo sends the query. The client's disconnect cancels it.
 func (q *request) getPeerInfo(fetcher family.PeerInfoFetcher, base, path string) (string, error) {
 	ep, err := upstream.NewEndpoint(base, upstream.Options{MaxConns: 1, ConnectTimeout: peerInfoTimeout})
 	if err != nil {
 		return "", err
 	}
 	defer ep.Close()
-	status, body, err := ep.Get(path, peerInfoTimeout, maxPeerInfoAnswer)
+	call := new(upstream.Call)
+	q.x.OnClientGone(call.Cancel)
+	defer q.x.OnClientGone(nil)
+	resp, err := ep.Do(&upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(peerInfoTimeout), Redirects: true}, call)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Release()
+	body, err := resp.ReadAll(nil, maxPeerInfoAnswer)
 	switch {
 	case err != nil:
 		return "", err
-	case status != 200:
-		return "", fmt.Errorf("GET %s%s answered %d; want 200", base, path, status)
+	case resp.Status != 200:
+		return "", fmt.Errorf("GET %s%s answered %d; want 200", base, path, resp.Status)
 	}
 	return fetcher.ParsePeerInfo(&q.handover, body)
 }
