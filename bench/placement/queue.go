@@ -131,7 +131,7 @@ func (s *starter) wait(w *admission.Waiter, atMost time.Duration) {
 }
 
 // TryStart implements admission.Starter.
-func (s *starter) TryStart(backlogged time.Duration) admission.Verdict {
+func (s *starter) TryStart(backlogged time.Duration, _ *time.Time) admission.Verdict {
 	q := s.q
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -17,16 +17,18 @@ type Verdict uint8
 // The verdicts.
 const (
 	Started    Verdict = iota // its rank is reserved
-	NotNow                    // it cannot start now, but others of its pool may
-	NoCapacity                // no request of its pool can start now
+	NotNow                    // it cannot start now, but others of its Group may
+	NoCapacity                // no request of its Group can start now
 )
 
 // Starter starts a waiting request.
 type Starter interface {
 	// TryStart reserves a rank for the request if one can start it soon. backlogged is how long
-	// requests of its pool have waited without a break. TryStart runs on the dispatcher's goroutine
-	// while the goroutine of the request waits, and must not call the Controller, except for Wake.
-	TryStart(backlogged time.Duration) Verdict
+	// requests of its pool have waited without a break. emptySince belongs to the Starters of the requests
+	// of its Pool and Group together, as long as any waits: since when they have had no rank, zero if they
+	// have one. TryStart runs on the dispatcher's goroutine while the goroutine of the request waits, and
+	// must not call the Controller, except for Wake.
+	TryStart(backlogged time.Duration, emptySince *time.Time) Verdict
 }
 
 // Outcome is the end of a wait.
@@ -82,12 +84,13 @@ type Waiter struct {
 
 // tryStart is Starter.TryStart. A panic of it belongs to the request: Wait passes it on.
 func (w *Waiter) tryStart(backlogged time.Duration) (v Verdict) {
+	since := &w.Item.lane.group.emptySince
 	defer func() {
 		if w.panicked = recover(); w.panicked != nil {
 			v = Started
 		}
 	}()
-	return w.Starter.TryStart(backlogged)
+	return w.Starter.TryStart(backlogged, since)
 }
 
 // Observer counts what a Controller does with requests that are not suspended streams. Its methods must neither block nor allocate.
@@ -131,8 +134,9 @@ const (
 	// pollInterval is how often the dispatcher looks for capacity that nothing has reported: an engine
 	// has worked off its queue, or a worker has come.
 	pollInterval = 10 * time.Millisecond
-	// maxDeferred bounds how many requests of a pool that cannot start now are passed over in a round.
-	maxDeferred = 16
+	// maxDeferred bounds how many requests of a pool that cannot start now are passed over in a round, and
+	// maxFull for how many groups of requests no rank has capacity.
+	maxDeferred, maxFull = 16, 64
 	// maxRates bounds the number of pools whose rate is remembered.
 	maxRates = 1024
 )
@@ -398,14 +402,16 @@ func (c *Controller) round() bool {
 	return true
 }
 
-// dispatchPool starts the requests of a pool in their order. Called with mu, which it releases between
-// two requests, so that arrivals and disconnects need not wait for all of them.
+// dispatchPool starts the requests of a pool in their order. After maxFull groups without capacity, the next
+// round goes on with the others: however many there are, each is tried within some rounds. Called with mu,
+// which it releases between two requests, so that arrivals and disconnects need not wait for all of them.
 func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
-	for deferred := 0; deferred < maxDeferred; {
+	for deferred, full := 0, 0; full < maxFull; {
 		now := c.now()
 		it := c.queue.Next(pool, now)
-		if it == nil {
+		if it == nil || deferred == maxDeferred {
+			c.queue.EndSweep(pool)
 			return
 		}
 		switch it.Waiter.tryStart(c.rate(pool).busyFor(now)) {
@@ -418,7 +424,8 @@ func (c *Controller) dispatchPool(pool string) {
 			c.queue.Defer(it)
 			deferred++
 		default:
-			return
+			c.queue.SetFull(it)
+			full++
 		}
 		c.mu.Unlock()
 		c.mu.Lock()
@@ -606,7 +613,7 @@ func (k *classQueue) views(pool, class string) (all []TenantView) {
 			if t != k.overflow {
 				name = ShownTenant(t.name)
 			}
-			all = append(all, TenantView{Pool: pool, Class: class, Tenant: name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.usage.ready() - len(t.heap)})
+			all = append(all, TenantView{Pool: pool, Class: class, Tenant: name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.countLate()})
 		}
 	}
 	slices.SortFunc(all, func(a, b TenantView) int {

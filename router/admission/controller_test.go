@@ -19,7 +19,7 @@ type gate struct {
 	tries   int
 }
 
-func (g *gate) TryStart(time.Duration) Verdict {
+func (g *gate) TryStart(time.Duration, *time.Time) Verdict {
 	g.tries++
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
@@ -124,9 +124,98 @@ func TestDeferredRequestsLetOthersPass(t *testing.T) {
 	})
 }
 
+// Requests for whose ranks there is no capacity hold up none of other groups, in however many groups they are,
+// and each group is tried again and again.
+func TestFullGroupsLetOthersPass(t *testing.T) {
+	for _, groups := range []int{1, 5, maxFull, 4*maxFull + 7} {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewController(Settings{Classes: []Class{{Name: "high"}, {Name: "low"}}}, new(counts))
+			free := make([]atomic.Int64, groups+1)
+			ended := make(chan Outcome)
+			for i := range 500 {
+				w := &Waiter{Class: "high", Starter: &gate{free: &free[i%groups], verdict: NoCapacity}, Item: Item{Pool: "m", Group: fmt.Sprint(i % groups), Tenant: fmt.Sprint(i % 7)}}
+				c.Enqueue(w)
+				go func() { ended <- c.Wait(w, time.Hour) }()
+			}
+			synctest.Wait()
+			time.Sleep(time.Second)
+			free[groups].Add(1)
+			other := &Waiter{Class: "low", Starter: &gate{free: &free[groups], verdict: NoCapacity}, Item: Item{Pool: "m", Tenant: "other"}}
+			if f := c.Forecast(other); f != 0 && groups <= maxGroups {
+				t.Errorf("%d groups: the forecast for a request of another group is %v; want 0", groups, f)
+			}
+			c.Enqueue(other)
+			if out := c.Wait(other, time.Minute); out != Dispatched || other.Waited > 10*pollInterval {
+				t.Errorf("%d groups: a request of another group ended %s after %v; want it dispatched at once", groups, out, other.Waited)
+			}
+			for i := range groups {
+				before := time.Now()
+				free[i].Add(1)
+				c.Wake()
+				if out := <-ended; out != Dispatched || time.Since(before) > 10*pollInterval {
+					t.Errorf("%d groups: the first of group %d ended %s %v after a place was free", groups, i, out, time.Since(before))
+				}
+			}
+			for i := range free {
+				free[i].Add(1000)
+			}
+			for range 500 - groups {
+				<-ended
+			}
+		})
+	}
+}
+
+// The requests of a group share the time since when they have had no rank, as long as any of them waits.
+func TestEmptySinceIsSharedByGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+		ends := map[string]time.Duration{}
+		var mu sync.Mutex
+		began := time.Now()
+		enqueue := func(name, group string, s Starter) {
+			w := &Waiter{Starter: s, Item: Item{Pool: "m", Group: group}}
+			c.Enqueue(w)
+			go func() {
+				c.Wait(w, time.Minute)
+				mu.Lock()
+				defer mu.Unlock()
+				ends[name] = time.Since(began).Round(100 * time.Millisecond)
+			}()
+		}
+		var none atomic.Int64
+		enqueue("others", "", &gate{free: &none, verdict: NoCapacity})
+		enqueue("lost 1", "lost", lostStarter{})
+		enqueue("lost 2", "lost", lostStarter{})
+		time.Sleep(10 * time.Second)
+		enqueue("lost later", "lost", lostStarter{})
+		time.Sleep(time.Minute)
+		want := map[string]time.Duration{"others": time.Minute, "lost 1": 5 * time.Second, "lost 2": 5 * time.Second, "lost later": 15 * time.Second}
+		mu.Lock()
+		if fmt.Sprint(ends) != fmt.Sprint(want) {
+			t.Errorf("the waits ended at %v; want %v", ends, want)
+		}
+		mu.Unlock()
+		time.Sleep(time.Minute)
+	})
+}
+
+// lostStarter is a request whose ranks are lost.
+type lostStarter struct{}
+
+func (lostStarter) TryStart(_ time.Duration, emptySince *time.Time) Verdict {
+	if emptySince.IsZero() {
+		*emptySince = time.Now()
+	}
+	if time.Since(*emptySince) < 5*time.Second {
+		return NoCapacity
+	}
+	return Started
+}
+
 type panicking struct{}
 
-func (panicking) TryStart(time.Duration) Verdict { panic("a fault of one request") }
+func (panicking) TryStart(time.Duration, *time.Time) Verdict { panic("a fault of one request") }
 
 // A panic ends the request that it belongs to, on its own goroutine, and no other.
 func TestPanicBelongsToItsRequest(t *testing.T) {
@@ -367,7 +456,7 @@ type backlogGate struct {
 	free, seen *atomic.Int64
 }
 
-func (g backlogGate) TryStart(backlogged time.Duration) Verdict {
+func (g backlogGate) TryStart(backlogged time.Duration, _ *time.Time) Verdict {
 	g.seen.Store(int64(backlogged))
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)

@@ -16,6 +16,10 @@
 //   - Within a tenant, the request that must start first goes first. One that can no longer start in
 //     time is late and goes behind those that can.
 //
+// The requests of a pool that may use the same ranks are a group. If no rank has capacity for the first of a
+// group, the others of the group are passed over until the next sweep; the order of the rest is as above. Each
+// group and class has a heap of its tenants, so that a sweep costs the number of groups and not of requests.
+//
 // The order of tenants is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with the saved
 // shares as in the "sparse flows" of FQ-CoDel (RFC 8290). Deficit round robin gives the same shares
 // to tenants that always have waiting requests, but keeps nothing for the others: a tenant at 80 % of

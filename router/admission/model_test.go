@@ -1,7 +1,9 @@
 package admission
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -20,6 +22,7 @@ type model struct {
 	late     map[*Item]int
 	lateness int
 	deferred map[*Item]bool
+	full     map[[2]string]bool   // pools and groups for which no rank has capacity
 	credit   map[string][]float64 // by pool
 	// served is what each tenant of a pool and class was given, by weight, since it and its rivals
 	// all have had requests without a break.
@@ -33,7 +36,7 @@ type model struct {
 }
 
 func newModel(t testing.TB, classes []Class, limits Limits) *model {
-	return &model{t: t, classes: classes, limits: limits, late: map[*Item]int{}, deferred: map[*Item]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}, apart: map[string]float64{}}
+	return &model{t: t, classes: classes, limits: limits, late: map[*Item]int{}, deferred: map[*Item]bool{}, full: map[[2]string]bool{}, credit: map[string][]float64{}, served: map[string]map[string]float64{}, spread: map[string]float64{}, apart: map[string]float64{}}
 }
 
 func (m *model) creditOf(pool string) []float64 {
@@ -52,8 +55,13 @@ func (m *model) count(is func(*Item) bool) (n int) {
 	return n
 }
 
+// mayStart reports whether a request may be dispatched now.
+func (m *model) mayStart(it *Item) bool {
+	return !m.deferred[it] && !it.OnHold && !m.full[[2]string{it.Pool, it.Group}]
+}
+
 func (m *model) ready(pool string, class int) bool {
-	return m.count(func(it *Item) bool { return it.Pool == pool && it.Class == class && !m.deferred[it] && !it.OnHold }) > 0
+	return m.count(func(it *Item) bool { return it.Pool == pool && it.Class == class && m.mayStart(it) }) > 0
 }
 
 // class returns the class that goes first, -1 if nothing can.
@@ -74,7 +82,7 @@ func (m *model) class(pool string) int {
 // head returns the request of a tenant that goes first.
 func (m *model) head(pool string, class int, tenant string, now int64) (head *Item) {
 	for _, it := range m.items {
-		if it.Pool != pool || it.Class != class || it.Tenant != tenant || m.deferred[it] || it.OnHold {
+		if it.Pool != pool || it.Class != class || it.Tenant != tenant || !m.mayStart(it) {
 			continue
 		}
 		if head == nil || m.less(it, head, now) {
@@ -119,14 +127,21 @@ func (m *model) next(q *Queue, pool string, now int64) *Item {
 	}
 	m.span = m.accountsApart(pool, class)
 	// What the Queue found late stays late, in this order.
-	for it := got.tenant.late.first; it != nil; it = it.next {
-		if m.late[it] == 0 {
-			if !m.isLate(it, now) {
-				m.t.Fatalf("pool %s: %s is late at %d; want it on time", pool, show(it), now)
+	var found []*Item
+	for _, l := range got.tenant.lanes {
+		for it := l.late.first; it != nil; it = it.next {
+			if m.late[it] == 0 {
+				if !m.isLate(it, now) {
+					m.t.Fatalf("pool %s: %s is late at %d; want it on time", pool, show(it), now)
+				}
+				found = append(found, it)
 			}
-			m.lateness++
-			m.late[it] = m.lateness
 		}
+	}
+	slices.SortFunc(found, func(a, b *Item) int { return cmp.Compare(a.lateSeq, b.lateSeq) })
+	for _, it := range found {
+		m.lateness++
+		m.late[it] = m.lateness
 	}
 	return got
 }
@@ -159,7 +174,7 @@ func (m *model) account(it *Item) {
 	served[it.Tenant] += float64(it.Cost) / float64(it.Weight)
 	least, most := math.Inf(1), 0.0
 	for _, other := range m.items {
-		if other.Pool == it.Pool && other.Class == it.Class && !other.OnHold {
+		if other.Pool == it.Pool && other.Class == it.Class && m.mayStart(other) {
 			least, most = min(least, served[other.Tenant]), max(most, served[other.Tenant])
 		}
 	}
@@ -184,10 +199,23 @@ func (m *model) accountsApart(pool string, class int) float64 {
 // changed starts the accounts of a pool and class again: a tenant came or went, or was deferred.
 func (m *model) changed(it *Item) { m.served[fmt.Sprint(it.Pool, it.Class)] = nil }
 
+// changedAll does so for all classes of a pool.
+func (m *model) changedAll(pool string) {
+	for class := range m.classes {
+		m.served[fmt.Sprint(pool, class)] = nil
+	}
+}
+
+// endSweep lets all requests of a pool be tried again.
+func (m *model) endSweep(pool string) {
+	maps.DeleteFunc(m.full, func(g [2]string, _ bool) bool { return g[0] == pool })
+	m.changedAll(pool)
+}
+
 func (m *model) push(it *Item) {
 	key := fmt.Sprint(it.Pool, it.Class)
 	m.spread[key] = max(m.spread[key], float64(it.Cost))
-	if !it.OnHold && m.head(it.Pool, it.Class, it.Tenant, 0) == nil {
+	if m.mayStart(it) && m.head(it.Pool, it.Class, it.Tenant, 0) == nil {
 		m.changed(it)
 	}
 	m.items = append(m.items, it)
@@ -341,11 +369,15 @@ func (m *model) remove(it *Item) {
 	delete(m.late, it)
 	delete(m.deferred, it)
 	pool, class, tenant := it.Pool, it.Class, it.Tenant
-	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == tenant && !o.OnHold }) == 0 {
+	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class && o.Tenant == tenant && m.mayStart(o) }) == 0 {
 		m.changed(it)
 	}
 	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class }) == 0 {
 		m.creditOf(pool)[class] = 0
+	}
+	group := it.Group
+	if m.count(func(o *Item) bool { return o.Pool == pool && o.Group == group }) == 0 {
+		delete(m.full, [2]string{pool, group}) // the group is forgotten
 	}
 }
 
@@ -353,14 +385,14 @@ func show(it *Item) string {
 	if it == nil {
 		return "nothing"
 	}
-	return fmt.Sprintf("request %d (pool %s, class %d, tenant %s, due %d)", it.seq, it.Pool, it.Class, it.Tenant, it.Due)
+	return fmt.Sprintf("request %d (pool %s, group %q, class %d, tenant %s, due %d)", it.seq, it.Pool, it.Group, it.Class, it.Tenant, it.Due)
 }
 
 // check compares the contents and the counts.
 func (m *model) check(q *Queue) {
 	var bytes int64
 	perClass := make([]usage, len(m.classes))
-	pools := map[string]bool{}
+	pools, groups := map[string]bool{}, map[[2]string]bool{}
 	for _, it := range m.items {
 		if !it.IsQueued() {
 			m.t.Fatalf("%s is not in the queue", show(it))
@@ -368,9 +400,17 @@ func (m *model) check(q *Queue) {
 		bytes += it.Bytes
 		perClass[it.Class].add(it)
 		pools[it.Pool] = true
+		groups[[2]string{it.Pool, it.Group}] = true
 	}
 	if q.Len() != len(m.items) || q.Bytes() != bytes || len(q.pools) != len(pools) {
 		m.t.Fatalf("%d requests, %d bytes, %d pools; want %d, %d, %d", q.Len(), q.Bytes(), len(q.pools), len(m.items), bytes, len(pools))
+	}
+	n := 0
+	for _, l := range q.pools {
+		n += len(l.groups)
+	}
+	if n != len(groups) {
+		m.t.Fatalf("%d groups; want %d", n, len(groups))
 	}
 	oldest := make([]*Item, len(m.classes))
 	for _, it := range m.items {
@@ -413,12 +453,12 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 	q, m := NewQueue(classes, limits), newModel(t, classes, limits)
 	weights := map[string]int{"a": 1, "b": 1 + rng.IntN(4), "c": 1}
 	now := int64(0)
-	pools := []string{"x", "y"}[:1+rng.IntN(2)]
+	pools, groups := []string{"x", "y"}[:1+rng.IntN(2)], []string{"", "a", "b"}[:1+rng.IntN(3)]
 	var displaced []*Item
 	for range steps {
 		now += int64(rng.IntN(3))
 		pool := pools[rng.IntN(len(pools))]
-		switch op := rng.IntN(11); {
+		switch op := rng.IntN(12); {
 		case op < 5:
 			tenant := string("abc"[rng.IntN(3)])
 			it := &Item{Pool: pool, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
@@ -426,6 +466,7 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 				it.Cost *= 20
 			}
 			it.OnHold = rng.IntN(4) == 0
+			it.Group = groups[rng.IntN(len(groups))]
 			want, wantBound := m.displaced(it)
 			var bound Bound
 			displaced, bound = q.Push(it, displaced[:0])
@@ -466,8 +507,11 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 			if len(m.items) > 0 {
 				m.release(q, m.items[rng.IntN(len(m.items))])
 			}
+		case op < 11: // every group is tried again
+			q.EndSweep(pool)
+			m.endSweep(pool)
 		default: // a round in which some cannot start
-			for range 1 + rng.IntN(4) {
+			for range 1 + rng.IntN(6) {
 				it := m.next(q, pool, now)
 				if it == nil {
 					break
@@ -475,6 +519,12 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 				if rng.IntN(3) == 0 {
 					q.Take(it)
 					m.take(it)
+					continue
+				}
+				if rng.IntN(2) == 0 {
+					q.SetFull(it)
+					m.full[[2]string{it.Pool, it.Group}] = true
+					m.changedAll(it.Pool)
 					continue
 				}
 				q.Defer(it)
@@ -510,6 +560,8 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 		m.release(q, it)
 	}
 	for _, pool := range pools {
+		q.EndSweep(pool)
+		m.endSweep(pool)
 		for it := m.next(q, pool, now); it != nil; it = m.next(q, pool, now) {
 			q.Take(it)
 			m.take(it)

@@ -1,12 +1,48 @@
 package admission
 
+import (
+	"slices"
+	"time"
+)
+
+// maxGroups bounds the groups of a pool that are tried separately; the others share one.
+const maxGroups = 256
+
 // poolQueue holds the requests that compete for the same ranks: those of a base model, with two legs or with one.
 type poolQueue struct {
 	name    string
 	classes []classQueue
+	groups  []*group // those with requests
 	usage   usage
 	lateSeq uint64
 }
+
+// group has the requests of a pool that may use the same ranks.
+type group struct {
+	name  string
+	lanes int                  // its lanes in all classes
+	ready []indexedHeap[*lane] // by class: those with a request that is neither deferred nor on hold
+	// isFull says that none of its requests can start in this sweep; wasFull, that none could when one was
+	// last tried.
+	isFull, wasFull bool
+	emptySince      time.Time // see Starter
+}
+
+// lane holds the requests of one tenant in one group and class of a pool.
+type lane struct {
+	tenant  *tenant
+	group   *group
+	usage   usage
+	heap    indexedHeap[*Item] // by Due, then by arrival
+	late    itemList           // in the order in which they became late
+	isReady bool               // it is in group.ready
+	at      int                // in that heap
+}
+
+// goesBefore is the order of the lanes of a group and class, each of another tenant.
+func (l *lane) goesBefore(o *lane) bool { return l.tenant.goesBefore(o.tenant) }
+
+func (l *lane) place() *int { return &l.at }
 
 func newPoolQueue(name string, classes int) *poolQueue {
 	l := &poolQueue{name: name, classes: make([]classQueue, classes)}
@@ -19,27 +55,100 @@ func newPoolQueue(name string, classes int) *poolQueue {
 func (l *poolQueue) insert(it *Item, maxTenants int) {
 	k := &l.classes[it.Class]
 	t := k.tenantFor(it, maxTenants)
-	it.queue, it.tenant = l, t
+	it.queue, it.tenant, it.lane = l, t, t.laneFor(l.groupFor(it.Group))
 	t.usage.add(it)
-	t.link(it)
+	it.lane.usage.add(it)
 	k.usage.add(it)
 	l.usage.add(it)
-	k.update(t, 1)
+	k.link(it)
+	k.updateClaim(t, 1)
 }
 
-// next returns the head of the class whose turn it is.
+// groupFor returns the group of a name. Those of the names beyond maxGroups share one, but for "".
+func (l *poolQueue) groupFor(name string) *group {
+	for range 2 {
+		for _, g := range l.groups {
+			if g.name == name {
+				return g
+			}
+		}
+		if name == "" || len(l.groups) < maxGroups {
+			break
+		}
+		name = Overflow
+	}
+	g := &group{name: name, ready: make([]indexedHeap[*lane], len(l.classes))}
+	l.groups = append(l.groups, g)
+	return g
+}
+
+// settle forgets a lane without requests, and its group if that has no other.
+func (l *poolQueue) settle(n *lane) {
+	t, g := n.tenant, n.group
+	i := slices.Index(t.lanes, n)
+	if n.usage.requests > 0 || i < 0 { // -1: its last two requests have left together
+		return
+	}
+	t.lanes = slices.Delete(t.lanes, i, i+1)
+	if g.lanes--; g.lanes == 0 {
+		i = slices.Index(l.groups, g)
+		l.groups = slices.Delete(l.groups, i, i+1)
+	}
+}
+
+// next returns the head of the class whose turn it is, nil if no request can start.
 func (l *poolQueue) next(classes []Class, now int64) *Item {
 	for i := len(l.classes) - 1; i >= 0; i-- {
-		if k := &l.classes[i]; classes[i].MinShare > 0 && k.credit > 0 && len(k.order) > 0 {
-			return k.next(now)
+		if classes[i].MinShare > 0 && l.classes[i].credit > 0 {
+			if t := l.first(i); t != nil {
+				return t.head(now)
+			}
 		}
 	}
 	for i := range l.classes {
-		if k := &l.classes[i]; len(k.order) > 0 {
-			return k.next(now)
+		if t := l.first(i); t != nil {
+			return t.head(now)
 		}
 	}
 	return nil
+}
+
+// first returns the tenant of a class that goes first, nil if none has a request that can start.
+func (l *poolQueue) first(class int) (t *tenant) {
+	for _, g := range l.groups {
+		if ready := g.ready[class]; !g.isFull && len(ready) > 0 && (t == nil || ready[0].tenant.goesBefore(t)) {
+			t = ready[0].tenant
+		}
+	}
+	return t
+}
+
+// passesAll reports whether all requests that wait for capacity are of other groups than the named one, for
+// which no rank had any.
+func (l *poolQueue) passesAll(name string) bool {
+	for _, g := range l.groups {
+		if (!g.wasFull || g.name == name) && g.isWaiting() {
+			return false
+		}
+	}
+	return true
+}
+
+// isWaiting reports whether a request of the group is neither deferred nor on hold.
+func (g *group) isWaiting() bool {
+	for _, lanes := range g.ready {
+		if len(lanes) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// endSweep lets all groups be tried again.
+func (l *poolQueue) endSweep() {
+	for _, g := range l.groups {
+		g.isFull = false
+	}
 }
 
 // charge accounts a dispatch for the minimum shares. Every class that waits receives its share of the
@@ -47,14 +156,14 @@ func (l *poolQueue) next(classes []Class, now int64) *Item {
 func (l *poolQueue) charge(classes []Class, it *Item) {
 	outOfOrder := false
 	for i := range l.classes {
-		k := &l.classes[i]
-		if share := classes[i].MinShare; share > 0 && len(k.order) > 0 && (i != it.Class || outOfOrder) {
+		k, waits := &l.classes[i], l.first(i) != nil
+		if share := classes[i].MinShare; share > 0 && waits && (i != it.Class || outOfOrder) {
 			k.credit += share * float64(it.Cost)
 			if i == it.Class {
 				k.credit -= float64(it.Cost)
 			}
 		}
-		outOfOrder = outOfOrder || len(k.order) > 0
+		outOfOrder = outOfOrder || waits
 	}
 }
 
@@ -62,8 +171,7 @@ func (l *poolQueue) charge(classes []Class, it *Item) {
 // they have been given more than the clock allows for, so that leaving and coming back does not cancel it.
 type classQueue struct {
 	tenants  map[string]*tenant
-	overflow *tenant              // of requests whose own tenant has no turn; nil if there was none
-	order    indexedHeap[*tenant] // those with a request that is neither deferred nor on hold
+	overflow *tenant // of requests whose own tenant has no turn; nil if there was none
 	// Those with a request that is not deferred, by what they take of the queue's bounds.
 	byRequests indexedHeap[*byRequests]
 	byBytes    indexedHeap[*byBytes]
@@ -89,9 +197,8 @@ type tenant struct {
 	turn  uint64
 	usage usage
 	rate  rateMeter
-	at    int // in classQueue.order, if isReady
-	// isReady: it has a request that is neither deferred nor on hold.
-	isReady bool
+	lanes []*lane // those with requests
+	ready int     // of lanes: those with a request that is neither deferred nor on hold
 	// isDisplaceable: it has a request that is not deferred. Then its places in byRequests and byBytes are
 	// atRequests and atBytes.
 	isDisplaceable      bool
@@ -101,9 +208,7 @@ type tenant struct {
 	prev      *tenant // in the idle list
 	next      *tenant
 
-	heap   indexedHeap[*Item] // by Due, then by arrival
-	late   itemList           // in the order in which they became late
-	onHold itemList           // in the order of arrival
+	onHold itemList // in the order of arrival
 }
 
 // itemList is a list of requests of one tenant.
@@ -122,6 +227,14 @@ func (l *itemList) insert(it, after *Item) {
 	} else {
 		it.next.prev = it
 	}
+}
+
+// appendTo appends the requests of the list.
+func (l *itemList) appendTo(all []*Item) []*Item {
+	for it := l.first; it != nil; it = it.next {
+		all = append(all, it)
+	}
+	return all
 }
 
 func (l *itemList) remove(it *Item) {
@@ -253,22 +366,24 @@ func (k *classQueue) forget(t *tenant) {
 func (k *classQueue) withdraw(it *Item) {
 	k.usage.remove(it)
 	it.tenant.usage.remove(it)
-	k.update(it.tenant, -1)
+	it.lane.usage.remove(it)
+	k.updateClaim(it.tenant, -1)
 }
 
 // restore puts a withdrawn request back.
 func (k *classQueue) restore(it *Item) {
 	k.usage.add(it)
 	it.tenant.usage.add(it)
-	it.tenant.link(it)
-	k.update(it.tenant, 1)
+	it.lane.usage.add(it)
+	k.link(it)
+	k.updateClaim(it.tenant, 1)
 }
 
 // settle forgets what has no requests any more, after a request of t was withdrawn.
 func (k *classQueue) settle(t *tenant) {
 	if k.usage.requests == 0 { // nobody waits: the accounts start again
 		clear(k.tenants)
-		k.overflow, k.order, k.idle, k.weights, k.credit, k.clock = nil, k.order[:0], idleList{}, 0, 0, 0
+		k.overflow, k.idle, k.weights, k.credit, k.clock = nil, idleList{}, 0, 0, 0
 		return
 	}
 	if t.usage.requests == 0 && !t.isSettled && (t == k.overflow || k.tenants[t.name] == t) {
@@ -283,26 +398,36 @@ func (k *classQueue) settle(t *tenant) {
 	}
 }
 
-// update follows a change of a tenant's requests: it has a turn if one is neither deferred nor on hold, and a
-// place among those that may have to give up requests if one is not deferred. more is the change of their
-// number, by which the tenant moves there.
-func (k *classQueue) update(t *tenant, more int) {
-	is := len(t.heap) > 0 || t.late.first != nil
+// updateReady counts the lane as ready if it has a request that is neither deferred nor on hold.
+func (k *classQueue) updateReady(l *lane, class int) {
+	is := len(l.heap) > 0 || l.late.first != nil
 	switch {
-	case is == t.isReady:
+	case is == l.isReady:
 	case is:
-		k.turns++
-		t.isReady, t.turn = true, k.turns
-		k.order.push(t)
+		if l.tenant.ready == 0 {
+			k.turns++
+			l.tenant.turn = k.turns
+		}
+		l.tenant.ready++
+		l.isReady = true
+		l.group.ready[class].push(l)
 	default:
-		t.isReady = false
-		k.order.remove(t)
+		l.tenant.ready--
+		l.isReady = false
+		l.group.ready[class].remove(l)
 	}
-	switch is = is || t.onHold.first != nil; {
+}
+
+// updateClaim follows a change of a tenant's requests: the tenant has a place among those that may have to give up
+// requests if one is not deferred. more is the change of their number, by which it moves there.
+func (k *classQueue) updateClaim(t *tenant, more int) {
+	switch is := t.ready > 0 || t.onHold.first != nil; {
 	case is && !t.isDisplaceable:
+		t.isDisplaceable = true
 		k.byRequests.push((*byRequests)(t))
 		k.byBytes.push((*byBytes)(t))
 	case !is && t.isDisplaceable:
+		t.isDisplaceable = false
 		k.byRequests.remove((*byRequests)(t))
 		k.byBytes.remove((*byBytes)(t))
 	case is && more > 0:
@@ -312,7 +437,6 @@ func (k *classQueue) update(t *tenant, more int) {
 		k.byRequests.down(t.atRequests)
 		k.byBytes.down(t.atBytes)
 	}
-	t.isDisplaceable = is
 }
 
 // setWeight changes the weight of a tenant that may have requests.
@@ -358,23 +482,34 @@ func (k *classQueue) charge(it *Item) {
 	t.given = max(t.given, k.floor()) + float64(it.Cost)/float64(t.weight)
 	k.turns++
 	t.turn = k.turns
-	if t.isReady {
-		k.order.fix(t)
+	for _, l := range t.lanes {
+		if l.isReady {
+			l.group.ready[it.Class].fix(l)
+		}
 	}
 }
-
-// next returns the head of the tenant that goes first; at least one tenant is ready.
-func (k *classQueue) next(now int64) *Item { return k.order[0].head(now) }
 
 // goesBefore is the order of the heap of tenants.
 func (t *tenant) goesBefore(o *tenant) bool {
 	return t.given < o.given || t.given == o.given && t.turn < o.turn
 }
 
-func (t *tenant) place() *int { return &t.at }
+// laneFor returns the lane of a group.
+func (t *tenant) laneFor(g *group) *lane {
+	for _, l := range t.lanes {
+		if l.group == g {
+			return l
+		}
+	}
+	l := &lane{tenant: t, group: g}
+	t.lanes = append(t.lanes, l)
+	g.lanes++
+	return l
+}
 
-// ahead estimates how many tokens of the class are dispatched before a request that would be pushed now.
-func (k *classQueue) ahead(it *Item, maxTenants int) int64 {
+// ahead estimates how many tokens of a class are dispatched before a request that would be pushed now.
+func (l *poolQueue) ahead(it *Item, maxTenants int) int64 {
+	k := &l.classes[it.Class]
 	given, own, weight := k.floor(), int64(0), float64(max(it.Weight, 1))
 	tenant := k.find(it.Tenant, maxTenants)
 	if tenant != nil {
@@ -383,16 +518,22 @@ func (k *classQueue) ahead(it *Item, maxTenants int) int64 {
 	// The request goes when its tenant has been given its other requests, and the others have as much.
 	turn := given + (float64(own)+float64(max(it.Cost, 1))/2)/weight
 	const most = 64 // tenants that are looked at; the others are taken to be like these
-	looked, tokens := 0, 0.0
-	for _, t := range k.order[:min(len(k.order), most)] {
-		if t == tenant {
-			continue
+	looked, others, tokens := 0, 0, 0.0
+	for _, g := range l.groups {
+		others += len(g.ready[it.Class])
+		for _, n := range g.ready[it.Class] {
+			if looked == most {
+				break
+			}
+			if n.tenant == tenant {
+				continue
+			}
+			looked++
+			tokens += min(max(turn-n.tenant.given, 0)*float64(n.tenant.weight), float64(n.usage.readyCost()))
 		}
-		looked++
-		tokens += min(max(turn-t.given, 0)*float64(t.weight), float64(t.usage.readyCost()))
 	}
-	if others := len(k.order) - most; others > 0 {
-		tokens += tokens * float64(others) / float64(max(looked, 1))
+	if others > most {
+		tokens += tokens * float64(others-most) / float64(max(looked, 1))
 	}
 	return own + int64(tokens)
 }
@@ -430,26 +571,40 @@ func (k *classQueue) rival(it *Item, bound Bound, maxTenants int) *Item {
 	return v
 }
 
-// head returns the request of the tenant that is to start first, and moves those that are late.
+// head returns the request of the tenant that is to start first, of those whose group may start one, and
+// moves those that are late.
 func (t *tenant) head(now int64) *Item {
-	for len(t.heap) > 0 {
-		it := t.heap[0]
-		if !it.Firm || it.Due >= now {
-			return it
+	for {
+		var first, late *Item
+		for _, l := range t.lanes {
+			if l.group.isFull {
+				continue
+			}
+			if len(l.heap) > 0 && (first == nil || l.heap[0].goesBefore(first)) {
+				first = l.heap[0]
+			}
+			if it := l.late.first; it != nil && (late == nil || it.lateSeq < late.lateSeq) {
+				late = it
+			}
 		}
-		t.unlink(it)
-		it.queue.lateSeq++
-		it.lateSeq = it.queue.lateSeq
-		t.linkLate(it)
+		switch {
+		case first == nil:
+			return late
+		case !first.Firm || first.Due >= now:
+			return first
+		}
+		first.lane.unlink(first)
+		first.queue.lateSeq++
+		first.lateSeq = first.queue.lateSeq
+		first.lane.linkLate(first)
 	}
-	return t.late.first
 }
 
-// maxLeaves bounds how many requests of a tenant worst looks at.
+// maxLeaves bounds how many requests of a heap worst looks at.
 const maxLeaves = 64
 
 // worst returns the request that would be dispatched last, nil if there is none or t is nil: the last one on
-// hold, else the last late one, else the last of those that were added to the heap lately and are not due
+// hold, else the last late one, else the last of those that were added to the heaps lately and are not due
 // before others there.
 func (t *tenant) worst() *Item {
 	switch {
@@ -457,14 +612,20 @@ func (t *tenant) worst() *Item {
 		return nil
 	case t.onHold.last != nil:
 		return t.onHold.last
-	case t.late.last != nil:
-		return t.late.last
 	}
-	var worst *Item
-	for _, it := range t.heap[max(len(t.heap)/2, len(t.heap)-maxLeaves):] { // leaves
-		if worst == nil || worst.goesBefore(it) {
-			worst = it
+	var late, worst *Item
+	for _, l := range t.lanes {
+		if it := l.late.last; it != nil && (late == nil || late.lateSeq < it.lateSeq) {
+			late = it
 		}
+		for _, it := range l.heap[max(len(l.heap)/2, len(l.heap)-maxLeaves):] { // leaves
+			if worst == nil || worst.goesBefore(it) {
+				worst = it
+			}
+		}
+	}
+	if late != nil {
+		return late
 	}
 	return worst
 }
@@ -476,47 +637,63 @@ func (it *Item) goesBefore(o *Item) bool {
 
 func (it *Item) place() *int { return &it.index }
 
-// link puts a request into the list of its state or into the heap.
-func (t *tenant) link(it *Item) {
-	switch {
+// link puts a request into the list of its state or into the heap of its lane.
+func (k *classQueue) link(it *Item) {
+	switch l := it.lane; {
 	case it.OnHold:
-		after := t.onHold.last
+		after := it.tenant.onHold.last
 		for after != nil && after.seq > it.seq { // it returns from a displacement that has not happened
 			after = after.prev
 		}
 		it.state = onHold
-		t.onHold.insert(it, after)
+		it.tenant.onHold.insert(it, after)
 	case it.lateSeq != 0:
-		t.linkLate(it)
+		l.linkLate(it)
 	default:
 		it.state = onTime
-		t.heap.push(it)
+		l.heap.push(it)
 	}
-}
-
-// linkLate puts a request into the list of late ones: at the end, or near the front if it returns.
-func (t *tenant) linkLate(it *Item) {
-	it.state = late
-	var after *Item
-	if last := t.late.last; last == nil || last.lateSeq < it.lateSeq {
-		after = last
-	} else {
-		for i := t.late.first; i != nil && i.lateSeq < it.lateSeq; i = i.next {
-			after = i
-		}
-	}
-	t.late.insert(it, after)
+	k.updateReady(it.lane, it.Class)
 }
 
 // unlink takes a request out of the heap or its list.
-func (t *tenant) unlink(it *Item) {
+func (k *classQueue) unlink(it *Item) {
+	it.lane.unlink(it)
+	k.updateReady(it.lane, it.Class)
+}
+
+// linkLate puts a request into the list of late ones: at the end, or near the front if it returns.
+func (l *lane) linkLate(it *Item) {
+	it.state = late
+	var after *Item
+	if last := l.late.last; last == nil || last.lateSeq < it.lateSeq {
+		after = last
+	} else {
+		for i := l.late.first; i != nil && i.lateSeq < it.lateSeq; i = i.next {
+			after = i
+		}
+	}
+	l.late.insert(it, after)
+}
+
+// unlink takes a request out of the heap or its list. Unless one takes its place there, updateReady follows.
+func (l *lane) unlink(it *Item) {
 	switch it.state {
 	case onTime:
-		t.heap.remove(it)
+		l.heap.remove(it)
 	case late:
-		t.late.remove(it)
+		l.late.remove(it)
 	case onHold:
-		t.onHold.remove(it)
+		l.tenant.onHold.remove(it)
 	}
 	it.state = idle
+}
+
+// countLate returns how many requests of the tenant are late.
+func (t *tenant) countLate() int {
+	n := t.usage.ready()
+	for _, l := range t.lanes {
+		n -= len(l.heap)
+	}
+	return n
 }

@@ -45,7 +45,10 @@ func ShownTenant(name string) string {
 // Item is one waiting request. The caller sets the exported fields before Push and leaves them alone
 // until the Item has left the Queue. Its zero value besides these is ready for use.
 type Item struct {
-	Pool   string
+	Pool string
+	// Group names the ranks that may start the request, among those of its Pool: where no rank can start
+	// one request, none can start another of the same Group that goes after it.
+	Group  string
 	Class  int // index of the class
 	Tenant string
 	Weight int   // of the tenant; below 1: 1. The last Item of a tenant decides.
@@ -69,9 +72,10 @@ type Item struct {
 
 	queue    *poolQueue
 	tenant   *tenant
+	lane     *lane
 	seq      uint64 // order of arrival
 	lateSeq  uint64 // order in which the pool's requests became late; 0: it is not late
-	index    int    // in the tenant's heap
+	index    int    // in the lane's heap
 	state    itemState
 	exceeded Bound // for which the request was displaced
 	deferred bool
@@ -85,8 +89,8 @@ type itemState uint8
 
 const (
 	idle   itemState = iota // not in a Queue
-	onTime                  // in the tenant's heap
-	late                    // in the tenant's list of late requests
+	onTime                  // in the lane's heap
+	late                    // in the lane's list of late requests
 	onHold                  // in the tenant's list of requests on hold
 )
 
@@ -320,7 +324,7 @@ func (q *Queue) withdraw(it *Item) {
 	if it.deferred {
 		it.deferred = false // EndRound drops it from the list
 	} else {
-		it.tenant.unlink(it)
+		it.queue.classes[it.Class].unlink(it)
 	}
 	q.total.remove(it)
 	q.perClass[it.Class].remove(it)
@@ -340,8 +344,9 @@ func (q *Queue) restore(it *Item) {
 func (q *Queue) settle(it *Item) {
 	l, t := it.queue, it.tenant
 	q.ages[it.Class].remove(it)
+	l.settle(it.lane)
 	l.classes[it.Class].settle(t)
-	it.queue, it.tenant = nil, nil
+	it.queue, it.tenant, it.lane = nil, nil, nil
 	if l.usage.requests == 0 {
 		delete(q.pools, l.name)
 	}
@@ -353,14 +358,14 @@ func (q *Queue) Release(it *Item) {
 	if it.state != onHold {
 		return
 	}
-	l, t := it.queue, it.tenant
-	t.unlink(it)
-	for _, u := range [...]*usage{&q.total, &q.perClass[it.Class], &l.usage, &l.classes[it.Class].usage, &t.usage} {
+	l, k := it.queue, &it.queue.classes[it.Class]
+	k.unlink(it)
+	for _, u := range [...]*usage{&q.total, &q.perClass[it.Class], &l.usage, &k.usage, &it.tenant.usage, &it.lane.usage} {
 		u.hold(it, -1)
 	}
 	it.OnHold = false
-	t.link(it)
-	l.classes[it.Class].update(t, 0)
+	k.link(it)
+	k.updateClaim(it.tenant, 0)
 }
 
 // isIdle reports whether no request of a pool waits for capacity.
@@ -370,8 +375,8 @@ func (q *Queue) isIdle(pool string) bool {
 }
 
 // Next returns the request of a pool that is to be dispatched next, nil if none waits or all are
-// deferred or on hold. now decides which requests are late. Until the Queue changes, it returns the same request
-// again.
+// deferred, on hold or of full groups. now decides which requests are late. Until the Queue changes, it
+// returns the same request again.
 func (q *Queue) Next(name string, now int64) *Item {
 	l := q.pools[name]
 	if l == nil {
@@ -383,6 +388,7 @@ func (q *Queue) Next(name string, now int64) *Item {
 // Take removes a request that Next returned because it was dispatched, and charges its tenant and its
 // class.
 func (q *Queue) Take(it *Item) {
+	it.lane.group.wasFull = false
 	it.queue.charge(q.classes, it)
 	it.queue.classes[it.Class].charge(it)
 	q.withdraw(it)
@@ -392,10 +398,24 @@ func (q *Queue) Take(it *Item) {
 // Defer sets a request that Next returned aside until EndRound, because it cannot start now although
 // others of its pool may. It keeps its place.
 func (q *Queue) Defer(it *Item) {
-	it.tenant.unlink(it)
-	it.state, it.deferred = idle, true
-	it.queue.classes[it.Class].update(it.tenant, 0)
+	k := &it.queue.classes[it.Class]
+	k.unlink(it)
+	k.updateClaim(it.tenant, 0)
+	it.deferred = true
 	q.deferred = append(q.deferred, it)
+}
+
+// SetFull makes Next pass over the requests of the same Group as one that it returned until EndSweep, because
+// no rank can start that one now.
+func (q *Queue) SetFull(it *Item) {
+	it.lane.group.isFull, it.lane.group.wasFull = true, true
+}
+
+// EndSweep ends the effect of SetFull in a pool.
+func (q *Queue) EndSweep(pool string) {
+	if l := q.pools[pool]; l != nil {
+		l.endSweep()
+	}
 }
 
 // EndRound puts deferred requests back.
@@ -403,8 +423,9 @@ func (q *Queue) EndRound() {
 	for i, it := range q.deferred {
 		if it.deferred {
 			it.deferred = false
-			it.tenant.link(it)
-			it.queue.classes[it.Class].update(it.tenant, 0)
+			k := &it.queue.classes[it.Class]
+			k.link(it)
+			k.updateClaim(it.tenant, 0)
 		}
 		q.deferred[i] = nil
 	}
@@ -511,11 +532,9 @@ func (q *Queue) Drain() []*Item {
 	for _, l := range q.pools {
 		for i := range l.classes {
 			for t := range l.classes[i].all {
-				all = append(all, t.heap...)
-				for _, first := range [...]*Item{t.late.first, t.onHold.first} {
-					for it := first; it != nil; it = it.next {
-						all = append(all, it)
-					}
+				all = t.onHold.appendTo(all)
+				for _, n := range t.lanes {
+					all = n.late.appendTo(append(all, n.heap...))
 				}
 			}
 		}
@@ -541,10 +560,14 @@ func (q *Queue) Position(it *Item) int {
 }
 
 // Ahead estimates how many tokens are dispatched before a request that would be pushed now: all of
-// the higher classes, its own tenant's, and the turns that other tenants of its class have meanwhile.
+// the higher classes, its own tenant's, and the turns that other tenants of its class have meanwhile. It is
+// 0 if all requests that wait are of other groups, for which no rank had capacity.
 func (q *Queue) Ahead(it *Item) int64 {
 	l := q.pools[it.Pool]
 	if l == nil {
+		return 0
+	}
+	if l.passesAll(it.Group) {
 		return 0
 	}
 	tokens, lower := int64(0), 0.0
@@ -556,6 +579,6 @@ func (q *Queue) Ahead(it *Item) int64 {
 			lower += q.classes[i].MinShare
 		}
 	}
-	tokens += l.classes[it.Class].ahead(it, q.limits.MaxTenants)
+	tokens += l.ahead(it, q.limits.MaxTenants)
 	return int64(float64(tokens) / (1 - min(lower, 0.9)))
 }

@@ -139,7 +139,7 @@ func TestTenantTableIsBounded(t *testing.T) {
 	for i := range 1000 {
 		push(t, q, &Item{Pool: "m", Tenant: fmt.Sprint("t", i), Cost: 10})
 	}
-	if n := len(q.pools["m"].classes[0].order); n != 11 {
+	if n := len(q.pools["m"].groups[0].ready[0]); n != 11 {
 		t.Errorf("1,000 tenants have %d turns; want 10 and one for the others", n)
 	}
 	got, _ := serve(q, 110, func(it *Item) {})

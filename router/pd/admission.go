@@ -85,7 +85,7 @@ func (q *request) newWaiter() *admission.Waiter {
 		output = schedule.ExpectedOutput(q.newQuery(schedule.WholeLeg, nil).MaxTokens)
 	}
 	rank, todo := q.expectedWork()
-	w.Item = admission.Item{Pool: q.queuePool(), Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
+	w.Item = admission.Item{Pool: q.queuePool(), Group: q.rankGroup(), Tenant: q.tenant, Weight: q.weight, Cost: int64(todo + output), Bytes: int64(len(q.req.Doc.Body))}
 	q.setDue(w, rank, todo, output)
 	return w
 }
@@ -100,6 +100,25 @@ func (q *request) queuePool() string {
 		pool += " prefill"
 	}
 	return pool
+}
+
+// rankGroup names the ranks of queuePool that the request may use. It is "" for whole requests and those with
+// two legs whose headers do not restrict it, if their model is a base model.
+func (q *request) rankGroup() string {
+	model := q.pool.Model
+	if r := q.firstRank(); r == nil || r.Worker.Info().Base == "" || r.Worker.Info().Base == model {
+		model = "" // else an adapter, which some of the ranks may not have
+	}
+	s := &q.steering
+	if model == "" && q.plan.wholeSet == wholeDefault && !q.prefillOnly && q.resumption == nil && !s.isRestricting() {
+		return ""
+	}
+	stored := ""
+	if s.stored != nil {
+		stored = s.stored.ID.String()
+	}
+	// A stream that continues is in a group of its own: it needs more KV than those that have not begun.
+	return fmt.Sprintf("%q %d %v %v %q %v %v %q %q", model, q.plan.wholeSet, q.prefillOnly, q.resumption != nil, stored, s.workers, s.ranks, s.allowed, s.labels)
 }
 
 // expectedWork returns the rank that would run the first leg if all were free, and how many tokens of
@@ -198,7 +217,7 @@ func (q *request) refuseEarly() bool {
 		return false
 	}
 	w := &admission.Waiter{Class: q.class.Name}
-	w.Item = admission.Item{Pool: q.queuePool(), Tenant: q.tenant, Weight: q.weight, Cost: 1}
+	w.Item = admission.Item{Pool: q.queuePool(), Group: q.rankGroup(), Tenant: q.tenant, Weight: q.weight, Cost: 1}
 	q.setDue(w, rank, 0, 0)
 	q.entry.SetClass(q.class.Name, q.tenant)
 	return !q.meetsTarget(w)
@@ -336,18 +355,24 @@ func (q *request) hasCapacity() bool {
 }
 
 // decodeHasHeadroom reports whether a decode rank could start the request beside those whose prompts
-// are being computed: they will need decode ranks that they have not chosen yet.
+// are being computed: they will need decode ranks that they have not chosen yet. If headers restrict the
+// request, so do its own ranks beside those with the same restriction.
 func (q *request) decodeHasHeadroom() bool {
-	undecided := q.r.undecided.of(q.pool.Model).Load()
-	if q.isUndecided != nil {
-		undecided--
+	total, alike := q.r.undecided.count(q)
+	if !q.steering.isRestricting() {
+		return q.hasHeadroom(q.plan.Decode, total)
 	}
+	return q.hasHeadroom(q.plan.Decode, alike) && q.hasHeadroom(withLabel(decodeRanks(q.pool, q.plan.Traits), q.pd.DecodeLabels), total)
+}
+
+// hasHeadroom reports whether some of the ranks could start the request beside undecided others.
+func (q *request) hasHeadroom(ranks []*worker.Rank, undecided int64) bool {
 	if undecided <= 0 {
-		return q.anyFree(schedule.DecodeLeg, q.plan.Decode)
+		return q.anyFree(schedule.DecodeLeg, ranks)
 	}
 	headroom := int64(0)
-	for _, r := range q.plan.Decode {
-		if !q.isFree(schedule.DecodeLeg, r) {
+	for _, r := range ranks {
+		if q.isExcluded(r) || !q.isFree(schedule.DecodeLeg, r) {
 			continue
 		}
 		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, q.prompt.Count, q.maxTokens))
@@ -359,8 +384,15 @@ func (q *request) decodeHasHeadroom() bool {
 }
 
 // undecided counts, by model, the requests with two legs whose prompt is being computed and whose decode
-// rank has not been chosen.
-type undecided struct{ byModel sync.Map }
+// rank has not been chosen. Those that headers restrict also count by their restriction.
+type undecided struct {
+	byModel sync.Map // *atomic.Int64 by name
+
+	mu         sync.Mutex
+	restricted map[undecidedKey]int64 // above 0
+}
+
+type undecidedKey struct{ model, group string }
 
 func (u *undecided) of(model string) *atomic.Int64 {
 	if n, ok := u.byModel.Load(model); ok {
@@ -370,24 +402,64 @@ func (u *undecided) of(model string) *atomic.Int64 {
 	return n.(*atomic.Int64)
 }
 
+// count returns how many others of the request's model are undecided, and how many of these have its
+// restriction.
+func (u *undecided) count(q *request) (total, alike int64) {
+	total = u.of(q.pool.Model).Load()
+	if q.steering.isRestricting() {
+		u.mu.Lock()
+		alike = u.restricted[q.undecidedKey()]
+		u.mu.Unlock()
+	}
+	if q.isUndecided != nil {
+		total, alike = total-1, alike-1
+	}
+	return total, alike
+}
+
+func (u *undecided) addRestricted(k undecidedKey, n int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.restricted == nil {
+		u.restricted = map[undecidedKey]int64{}
+	}
+	if u.restricted[k] += n; u.restricted[k] == 0 {
+		delete(u.restricted, k)
+	}
+}
+
+func (q *request) undecidedKey() undecidedKey { return undecidedKey{q.pool.Model, q.rankGroup()} }
+
 // beginUndecided counts the request as one whose decode rank will be chosen later.
 func (q *request) beginUndecided() {
-	if q.isUndecided == nil {
-		q.isUndecided = q.r.undecided.of(q.pool.Model)
-		q.isUndecided.Add(1)
+	if q.isUndecided != nil {
+		return
+	}
+	u := &q.r.undecided
+	q.isUndecided = u.of(q.pool.Model)
+	q.isUndecided.Add(1)
+	if q.steering.isRestricting() {
+		q.undecidedAs = q.undecidedKey()
+		q.undecidedAs.model = strings.Clone(q.undecidedAs.model)
+		u.addRestricted(q.undecidedAs, 1)
 	}
 }
 
 func (q *request) endUndecided() {
-	if q.isUndecided != nil {
-		q.isUndecided.Add(-1)
-		q.isUndecided = nil
+	if q.isUndecided == nil {
+		return
+	}
+	q.isUndecided.Add(-1)
+	q.isUndecided = nil
+	if q.undecidedAs != (undecidedKey{}) {
+		q.r.undecided.addRestricted(q.undecidedAs, -1)
+		q.undecidedAs = undecidedKey{}
 	}
 }
 
 func (q *request) anyFree(leg schedule.LegKind, ranks []*worker.Rank) bool {
 	for _, r := range ranks {
-		if q.isFree(leg, r) {
+		if !q.isExcluded(r) && q.isFree(leg, r) {
 			return true
 		}
 	}
@@ -412,19 +484,19 @@ func (q *request) engineQueue() schedule.EngineQueue {
 }
 
 // TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.
-func (q *request) TryStart(backlogged time.Duration) admission.Verdict {
+func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admission.Verdict {
 	q.backlogged = backlogged
 	q.refreshCandidates()
 	leg := q.firstLeg()
 	candidates := q.candidates(leg)
 	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 && !q.prefillOnly {
-		return q.r.awaitWorkers(q)
+		return q.awaitWorkers(emptySince)
 	}
-	delete(q.r.emptySince, q.neededWorkers())
+	*emptySince = time.Time{}
 	if !q.hasCapacity() {
 		q.preempt()
-		if q.isRestricted() || q.resumption != nil {
-			return admission.NotNow
+		if len(q.excluded) > 0 {
+			return admission.NotNow // others of its group may use these ranks
 		}
 		return admission.NoCapacity
 	}
@@ -446,12 +518,6 @@ func (q *request) TryStart(backlogged time.Duration) admission.Verdict {
 
 // overlapAge is how old the look-up of a waiting request's prefix may be when its rank is chosen.
 const overlapAge = 200 * time.Millisecond
-
-// isRestricted reports whether the request may use fewer ranks than others of its pool.
-func (q *request) isRestricted() bool {
-	s := &q.steering
-	return s.stored != nil || len(s.workers) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
-}
 
 // prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
 // its prompt that the first token is expected earlier there. It does so for admission.affinity_wait at
@@ -540,30 +606,19 @@ func (q *request) takeReservedJoint() (c schedule.JointChoice, ok bool) {
 	return c, true
 }
 
-// neededWorkers is the key of the request in Runner.emptySince: prefill-only requests may lack workers while
-// the others of their model have some.
-func (q *request) neededWorkers() neededWorkers { return neededWorkers{q.pool.Model, q.prefillOnly} }
-
-type neededWorkers struct {
-	model       string
-	prefillOnly bool
-}
-
 // awaitWorkers is TryStart of a request whose leg has no ready worker. It waits for one for
-// timeouts.pool_wait, counted from when there was none. Then it goes on, and is refused as a request that
-// found none at its arrival, or runs without prefill if its pool may.
-func (r *Runner) awaitWorkers(q *request) admission.Verdict {
+// timeouts.pool_wait, counted from when the waiting requests that may use the same ranks had none. Then it
+// goes on, and is refused as a request that found none at its arrival, or runs without prefill if its pool may.
+func (q *request) awaitWorkers(emptySince *time.Time) admission.Verdict {
 	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly() && !q.prefillOnly {
 		return admission.Started
 	}
-	now, needed := time.Now(), q.neededWorkers()
-	since, known := r.emptySince[needed]
-	if !known {
-		since = now
-		r.emptySince[needed] = now
+	now := time.Now()
+	if emptySince.IsZero() {
+		*emptySince = now
 	}
-	if now.Sub(since) < q.settings.Timeouts.PoolWait {
-		return admission.NotNow
+	if now.Sub(*emptySince) < q.settings.Timeouts.PoolWait {
+		return admission.NoCapacity
 	}
 	q.waited = q.settings.Timeouts.PoolWait
 	return admission.Started

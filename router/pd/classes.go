@@ -168,6 +168,7 @@ type admissionPart struct {
 	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
 	backlogged      time.Duration // how long its pool had waiting requests at the last TryStart
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
+	undecidedAs     undecidedKey  // under which it is counted too; zero if nothing restricts it
 }
 
 // readAdmission finds the class, the tenant, the targets and the deadline of the request. It answers

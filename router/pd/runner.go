@@ -151,7 +151,6 @@ type Runner struct {
 	downMonitors         *sweeper.Sweeper[abort.DownMonitor]
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
 	admission            *admission.Controller
-	emptySince           map[neededWorkers]time.Time // since when waiting requests have had no worker; used by the dispatcher alone
 	undecided            undecided
 	migratable           migratableStreams
 	stored               storedResponses
@@ -184,7 +183,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{emptySince: map[neededWorkers]time.Time{}, downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
+	r := &Runner{downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet), sessions: session.NewTable(opt.Sessions)}
 	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err

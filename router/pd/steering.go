@@ -38,7 +38,12 @@ type steering struct {
 
 // isSet reports whether the headers set any constraint.
 func (s *steering) isSet() bool {
-	return s.stored != nil || s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
+	return s.session != 0 || s.isRestricting()
+}
+
+// isRestricting reports whether the headers leave fewer ranks than the plan has without them.
+func (s *steering) isRestricting() bool {
+	return s.stored != nil || len(s.workers) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
 }
 
 // clientPolicy says which clients may do something, by their addresses.

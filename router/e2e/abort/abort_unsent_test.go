@@ -161,8 +161,12 @@ func TestClientAbortsWhilePeerInfoIsFetched(t *testing.T) {
 			l := harness.StartRequest(t, r, "asks", fmt.Sprintf(endlessChat, shape.Extra))
 			testwait.Until(t, "the bootstrap server is asked", func() bool { return p.Stats().Faults == 1 })
 			abortedAt := l.Disconnect()
-			wantReleased(t, r, "asks", abortedAt, p, d) // the query is cancelled, although it has no answer
+			harness.WantClientGone(t, r, "asks")
+			if took := time.Since(abortedAt); took > 1500*time.Millisecond { // the query itself ends after 2 s
+				t.Errorf("the request ended %v after its client had left; want its query cancelled", took)
+			}
 			answer()
+			wantReleased(t, r, "asks", abortedAt, p, d)
 			if n, m := len(harness.GenerateRequests(p)), len(harness.GenerateRequests(d)); n != 0 || m != 0 {
 				t.Errorf("prefill received %d legs, decode %d; want none", n, m)
 			}

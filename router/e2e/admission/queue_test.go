@@ -70,6 +70,13 @@ func (o *clients) send(t *testing.T, r *harness.Router, name string, headers ...
 	})
 }
 
+// all returns the requests that were refused so far.
+func (o *clients) all() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.refused
+}
+
 // wait waits for all responses and returns the requests in the order in which the engine received
 // them, and those that were refused.
 func (o *clients) wait(e *sim.Engine) (served, refused string) {
