@@ -31,12 +31,17 @@ type Library struct {
 	path string
 	work chan func()   // to the threads that make long calls
 	here chan struct{} // one element for each call on its caller's thread
+	long chan struct{} // one element for each call with more than longInput
 }
 
 // shortInput bounds the bytes of a call that is made on its caller's thread: handing it
 // to another one would take longer than the call. The bounds of a template's steps stop
 // it within a second.
 const shortInput = 64 << 10
+
+// longInput bounds the bytes of a call that any of the threads makes. At most half of them make longer
+// ones: a call cannot be interrupted, and such a one can take seconds.
+const longInput = 1 << 20
 
 // maxThreads bounds the threads that make calls: the encoder keeps words in memory of the
 // thread, up to some tens of MiB, so calls from any thread would use memory without bound.
@@ -45,7 +50,7 @@ const maxThreads = 8
 // start starts the threads, which live as long as the process, as the library does.
 func (l *Library) start() {
 	n := max(1, min(runtime.GOMAXPROCS(0), maxThreads))
-	l.work, l.here = make(chan func()), make(chan struct{}, n)
+	l.work, l.here, l.long = make(chan func()), make(chan struct{}, n), make(chan struct{}, max(1, n/2))
 	for range n {
 		go func() {
 			runtime.LockOSThread()
@@ -280,17 +285,29 @@ func (m *Model) run(j *job, verb string, call func(*job, time.Duration)) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	late := &Error{Verb: verb, Code: CodeDeadline, Reason: limit.String()}
+	leave := func() {}
+	if len(j.input) > longInput {
+		select {
+		case m.library.long <- struct{}{}:
+			leave = func() { <-m.library.long }
+		case <-timer.C:
+			return late
+		}
+	}
 	if err := m.begin(); err != nil {
+		leave()
 		return err
 	}
 	j.done = make(chan struct{})
 	select {
 	case m.library.work <- func() {
 		call(j, max(time.Millisecond, time.Until(end)))
+		leave()
 		m.end()
 		j.finish()
 	}:
 	case <-timer.C:
+		leave()
 		m.end()
 		return late
 	}

@@ -33,6 +33,7 @@ impl Encoder {
 
     /// Encodes a text. admit lets a thread encode that may not otherwise.
     pub fn encode(&self, text: &str, add_special: bool, admit: bool) -> Result<Vec<u32>> {
+        self.check_cost(text)?;
         if matches!(self, Encoder::Fast(_)) && !admitted(admit) {
             return Err(Error::new(Code::Thread, "too many threads have encoded"));
         }
@@ -43,6 +44,51 @@ impl Encoder {
                 .map_err(|e| Error::new(Code::Input, format!("cannot encode the text: {e}"))),
         }
     }
+}
+
+impl Encoder {
+    /// Refuses a text that would take too long: neither encoder can be interrupted.
+    fn check_cost(&self, text: &str) -> Result<()> {
+        if matches!(self, Encoder::Reference(_)) && text.len() > MAX_REFERENCE {
+            return Err(Error::new(Code::Limit, format!("the text has {} bytes; at most {MAX_REFERENCE} are encoded with tokenizers", text.len())));
+        }
+        if longest_run(text) > MAX_RUN {
+            return Err(Error::new(Code::Limit, format!("the text has more than {MAX_RUN} bytes in a row that are all letters, all white space or all neither")));
+        }
+        Ok(())
+    }
+}
+
+/// The longest text for Hugging Face's tokenizers, in bytes: each takes 140 bytes of memory.
+const MAX_REFERENCE: usize = 1 << 20;
+
+/// The longest run of characters of one class, in bytes. Pre-tokenizers split a text where
+/// the class changes, and merging takes time and memory by the length of the longest piece.
+const MAX_RUN: usize = 256 << 10;
+
+/// The bytes of the longest run of letters, of white space, or of other characters.
+fn longest_run(text: &str) -> usize {
+    if text.len() <= MAX_RUN {
+        return 0;
+    }
+    let class = |c: char| {
+        if c.is_whitespace() {
+            0
+        } else if c.is_alphabetic() {
+            1
+        } else {
+            2
+        }
+    };
+    let (mut longest, mut from, mut last) = (0, 0, 3);
+    for (i, c) in text.char_indices() {
+        let now = class(c);
+        if now != last {
+            longest = longest.max(i - from);
+            (from, last) = (i, now);
+        }
+    }
+    longest.max(text.len() - from)
 }
 
 /// The threads that have encoded, and how many may. fastokens keeps words in memory of
