@@ -108,10 +108,10 @@ func (m *kvMeter) Capacity() session.Capacity {
 	if m.plan.Family != nil {
 		ranks = m.plan.Prefill
 	}
-	c, known, perToken := session.Capacity{Occupancy: -1, Ranks: len(ranks)}, true, 0.0
+	c, known := session.Capacity{Occupancy: -1, Ranks: len(ranks)}, true
 	for _, r := range ranks {
 		c.Computed += r.Computed.Load()
-		perToken += m.settings.Scheduler.RatesOf(r).Prefill
+		c.PerToken += m.settings.Scheduler.TimePerToken(r)
 		total, size := r.Worker.Info().TotalBlocks, r.BlockSize()
 		if total <= 0 || size <= 0 {
 			known = false
@@ -128,7 +128,7 @@ func (m *kvMeter) Capacity() session.Capacity {
 	if !known {
 		c.Tokens = 0
 	}
-	c.PerToken = time.Duration(perToken / float64(max(len(ranks), 1)) * float64(time.Millisecond))
+	c.PerToken /= time.Duration(max(len(ranks), 1))
 	return c
 }
 

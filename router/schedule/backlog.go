@@ -74,6 +74,21 @@ func (s *Scheduler) fixedTime(r *worker.Rank) time.Duration {
 	return min(time.Duration(base*nsPerMS), r.Pace.Alone())
 }
 
+// TimePerToken returns how long the engine of a rank computes for each prompt token, on average over prompts of
+// the usual length. The part of their time that does not depend on the length counts: prompts of one length do
+// not show which part that is.
+func (s *Scheduler) TimePerToken(r *worker.Rank) time.Duration {
+	price := s.rates.price(r, worker.Prefilling)
+	if s.rates.common[worker.Prefilling].fixed.Load() > 0 {
+		return time.Duration(price)
+	}
+	tokens := r.Worker.Speed.MeanUnits(worker.Prefilling)
+	if _, _, legs := r.Worker.Speed.Rate(worker.Prefilling); legs < minOwnLegs {
+		tokens = s.rates.fleet.MeanUnits(worker.Prefilling)
+	}
+	return time.Duration(price) + time.Duration(float64(s.fixedTime(r))/max(tokens, 1))
+}
+
 // StartIn returns in how long the engine of a rank is expected to start a request that waits for the rank
 // alone.
 func (s *Scheduler) StartIn(r *worker.Rank) time.Duration {

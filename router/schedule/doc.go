@@ -37,7 +37,7 @@
 // ahead; for decode legs against the tokens pulled; and the time per token against the blocks
 // resident at the same time, minus the time of prompts computed meanwhile on the rank. A worker's
 // own rates are used after eight legs, and for two minutes after its last, if they differ clearly
-// from the fleet's. Otherwise the fleet's rates are used, which start with assumptions: 10,000
+// from the fleet's, as far as the times of its legs do (limitRatio). Otherwise the fleet's rates are used, which start with assumptions: 10,000
 // prompt tokens per second (an 8B model on one current GPU reaches two to four times that, a 70B
 // model on four GPUs about that); KV pulled at 200,000 tokens per second (128 KiB per token over
 // 200 Gb/s); a resident block of 16 tokens costs every step of the batch 0.6 µs of memory reads,

@@ -35,8 +35,9 @@ const (
 	// ownRateTTL is how long they are used after the last leg: a worker that was slow once and is
 	// not chosen any more must get another chance.
 	ownRateTTL = 2 * time.Minute
-	// A worker's own rate is used once it differs from the fleet's by a factor of rateApart, and
-	// its legs' times by rateNear, until they are within rateNear again. Smaller differences are
+	// A worker's own rate is used once it differs from the fleet's by a factor of rateApart, as far
+	// as its legs' times bear it out (limitRatio), and these by rateNear, until the rates are
+	// within rateNear again. Smaller differences are
 	// noise between equal workers; with one request at a time the worker that looks cheaper would
 	// get every new prompt, and the others no leg to show that they are as fast.
 	rateApart, rateNear = 1.4, 1.25
@@ -128,20 +129,35 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 	own.Observe(w, units, ms, before, typical)
 	own.Last[w].Store(now)
 	rate, base, legs := own.Rate(w)
-	perUnit := base + rate*units
+	level := (base + rate*units) / usual
 	rate = clampBlockRate(rate, w)
 	if legs < minOwnLegs || w == worker.Decoding && legs < 8*minOwnLegs {
 		return // a slope of small differences needs more samples
 	}
-	from, level := max(rate/before, before/rate), max(perUnit/usual, usual/perUnit)
+	ratio := limitRatio(rate/before, level)
 	for _, sibling := range rank.Worker.Ranks {
 		switch own := &sibling.Price[w]; {
-		case from < rateNear:
+		case isWithin(ratio, rateNear):
 			own.Store(0)
-		case from > rateApart && level > rateNear || own.Load() != 0:
-			updatePrice(own, rate, w)
+		case !isWithin(ratio, rateApart) && !isWithin(level, rateNear) || own.Load() != 0:
+			updatePrice(own, before*ratio, w)
 		}
 	}
+}
+
+// isWithin reports whether two values with a ratio differ by less than a factor.
+func isWithin(ratio, factor float64) bool { return max(ratio, 1/ratio) < factor }
+
+// limitRatio bounds the ratio of a worker's own rate to the fleet's by that of the times of legs. Prompts of
+// similar length determine the time of a leg, but not which part of it belongs to the length: between equal
+// workers the rates may come out a hundredfold apart, one with all of the time in the base and one with none,
+// and all requests would go to the first. Where legs take equally long, the rates count as equal. Where half
+// of the time or less is in the base, the square of level does not bound a real difference.
+func limitRatio(ratio, level float64) float64 {
+	if level > 1 {
+		return min(max(ratio, 1), level*level)
+	}
+	return max(min(ratio, 1), level*level)
 }
 
 // clampBlockRate keeps the block rate near what memory bandwidth allows: it is the slope of small

@@ -84,6 +84,56 @@ func TestNoiseExcludesNoRank(t *testing.T) {
 	}
 }
 
+// Prompts of similar length say little of which part of a leg's time belongs to the length. The rates of equal
+// workers stay near each other all the same.
+func TestSimilarPromptsKeepRatesTogether(t *testing.T) {
+	worst, at := 1.0, ""
+	for seed := range uint64(150) {
+		rs := ranks(2)
+		s := New(testOptions)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		for i := range 600 {
+			tokens := float64(200 + rnd.IntN(100))
+			s.rates.learn(rs[rnd.IntN(2)], worker.Prefilling, tokens, (40+0.05*tokens)*(0.6+rnd.ExpFloat64()/2), int64(i))
+			a, b := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill
+			if ratio := max(a/b, b/a); ratio > worst {
+				worst, at = ratio, fmt.Sprintf("%.4f and %.4f ms per token after %d legs, seed %d", a, b, i+1, seed)
+			}
+		}
+	}
+	if worst > 2 {
+		t.Errorf("the rates of equal workers differ by a factor of %.1f (%s); want at most 2", worst, at)
+	}
+}
+
+// The time per token is that of the prompts, also where their lengths are so similar that the rate has only a
+// part of it, or too much.
+func TestTimePerToken(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			rs := ranks(1)
+			s := New(testOptions)
+			if got := s.TimePerToken(rs[0]); got != 100*time.Microsecond {
+				t.Errorf("at the start: %v; want 100µs", got)
+			}
+			rnd := rand.New(rand.NewPCG(seed, 2))
+			for range 300 {
+				tokens := 950 + rnd.IntN(100)
+				serve(s, rs[0], PrefillLeg, tokens, 0.4*(0.7+0.6*rnd.Float64()))
+			}
+			if got := s.TimePerToken(rs[0]); got < 320*time.Microsecond || got > 480*time.Microsecond {
+				t.Errorf("seed %d: prompts of 1,000 tokens that take 400 ms: %v per token, at a rate of %.3f ms; want about 400µs", seed, got, s.RatesOf(rs[0]).Prefill)
+			}
+			opt := testOptions
+			opt.Rates.Prefill = 0.25
+			s.Reload(opt)
+			if got := s.TimePerToken(rs[0]); got != 250*time.Microsecond {
+				t.Errorf("with a fixed rate of 0.25 ms: %v", got)
+			}
+		})
+	}
+}
+
 // A rate may be fixed and let go of while requests run.
 func TestRatesAreFixedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -44,7 +44,7 @@ type Capacity struct {
 	// reports it.
 	Occupancy float64
 	// Computed are the prompt tokens that the ranks were expected to compute so far, PerToken is the
-	// time of one, and Ranks their number: together the share of the time in which they compute prompts.
+	// mean time of one with what a prompt takes besides, and Ranks their number: together the share of the time in which they compute prompts.
 	Computed int64
 	PerToken time.Duration
 	Ranks    int

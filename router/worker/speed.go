@@ -39,6 +39,7 @@ type Speed struct {
 	fits  [NumWork]costFit
 	rates [NumWork]atomic.Uint64 // math.Float64bits of ms per unit
 	bases [NumWork]atomic.Uint64 // math.Float64bits of ms
+	means [NumWork]atomic.Uint64 // math.Float64bits of units
 	seen  [NumWork]atomic.Int64
 	// Last is when the last leg was observed, by the caller's clock; the caller sets it.
 	Last [NumWork]atomic.Int64
@@ -72,6 +73,7 @@ func (s *Speed) Observe(w Work, units, ms, before, typical float64) {
 	l.add(units, ms)
 	s.rates[w].Store(math.Float64bits(l.rate))
 	s.bases[w].Store(math.Float64bits(l.base))
+	s.means[w].Store(math.Float64bits(l.sx / l.n))
 	s.seen[w].Add(1)
 }
 
@@ -85,8 +87,12 @@ func (s *Speed) Forget(w Work) bool {
 	s.seen[w].Store(0)
 	s.rates[w].Store(0)
 	s.bases[w].Store(0)
+	s.means[w].Store(0)
 	return true
 }
+
+// MeanUnits returns the mean work of the legs, 0 before the first.
+func (s *Speed) MeanUnits(w Work) float64 { return math.Float64frombits(s.means[w].Load()) }
 
 // Rate returns the learned cost in ms per unit and the number of legs; 0, 0 before the first. base
 // is the part, in ms, that does not depend on the work.
