@@ -153,17 +153,17 @@ const silentTime = 100 * time.Millisecond
 //
 // Below saturation the queue must make no difference, so it keeps only what many more would delay. In a
 // backlog that lasts, those of a tenant above its share and of lower classes would always be ahead of the
-// others, and some places that are empty for a step matter less.
+// others, and some places that are empty for a step matter less: there none is sent ahead of a place that
+// becomes free later than that.
 func aheadOfBatch(r *worker.Rank, queue EngineQueue) int64 {
 	interval := r.Pace.Interval()
 	if interval <= 0 || interval >= queue.Time {
 		return 0
 	}
-	within := queue.Time / 2
 	if queue.Backlogged >= lastingBacklog {
-		within = queue.Time / 8
+		return int64(queue.Time / 8 / interval)
 	}
-	return max(int64(within/interval), 1)
+	return max(int64(queue.Time/2/interval), 1)
 }
 
 // CanStart reports whether the engine of a rank would start a leg soon: less work waits there than queue

@@ -116,7 +116,7 @@ func TestBatchFull(t *testing.T) {
 	type spell struct{ interval, backlogged time.Duration }
 	for c, ahead := range map[spell]int64{
 		{5 * time.Millisecond, 0}: 20, {45 * time.Millisecond, 0}: 2, {150 * time.Millisecond, 0}: 1, {250 * time.Millisecond, 0}: 0,
-		{45 * time.Millisecond, 2 * time.Second}: 2, {5 * time.Millisecond, 3 * time.Second}: 5, {45 * time.Millisecond, 3 * time.Second}: 1, {250 * time.Millisecond, time.Hour}: 0,
+		{45 * time.Millisecond, 2 * time.Second}: 2, {5 * time.Millisecond, 3 * time.Second}: 5, {45 * time.Millisecond, 3 * time.Second}: 0, {250 * time.Millisecond, time.Hour}: 0,
 	} {
 		interval, queue := c.interval, EngineQueue{200 * time.Millisecond, c.backlogged}
 		s, r := newBacklogRank()
