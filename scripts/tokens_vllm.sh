@@ -2,7 +2,8 @@
 # Compares the token ids that Sluice finds itself with those of a real vLLM server on this
 # machine's CPU: random requests over chat completions, completions, Responses and Messages
 # with tools, tool results, reasoning, documents and parts, each compared id by id with the
-# server's render endpoint.
+# server's render endpoint. A second router has the model's own template, which is not that of
+# the server (--chat-template): it must render with the one that the server reports.
 #
 # With --prefill it measures instead what the front end of a prefill server spends on
 # prompts of 16,000 tokens as text and as token ids (pd.prefill_by_ids).
@@ -17,8 +18,9 @@
 #   --keep-logs     keep the logs of engine and router even if every id is equal
 #
 # The first run installs vLLM (6 GB), as scripts/e2e-vllm.sh does. The exit status is 0 only
-# if prompts of every API were compared and no id differs, the engine was never asked to
-# tokenize a prompt, and predicted and reported cached tokens differ by at most 1 %.
+# if both routers have compared prompts of every API and no id differs, the engine was never asked
+# to tokenize a prompt, the second router is not degraded, and predicted and reported cached
+# tokens differ by at most 1 %.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

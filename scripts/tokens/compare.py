@@ -2,6 +2,7 @@
 all APIs; see scripts/tokens_vllm.sh."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -17,11 +18,12 @@ from engines import MODEL, Engine, Metrics, wait_ready  # noqa: E402
 from processes import say  # noqa: E402
 from router import Router  # noqa: E402
 
+TOKENIZE = '"POST /tokenize '  # in the engine's log
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
 def make_folder(cache, folder):
-    """A copy of the tiny model with a template that prints all that the router converts."""
+    """A copy of the tiny model with the engine's template, which prints all that the router converts."""
     os.makedirs(folder)
     for name in os.listdir(os.path.join(cache, "model")):
         if not name.startswith("."):
@@ -67,6 +69,17 @@ class Counters:
             all_[k] = int(m.sum(f"sluice_cache_{v}_tokens_total"))
         return all_
 
+    def await_check(self, before):
+        """Reads the counters once the prompt after before, if its ids are native, has been compared."""
+        after = self.read()
+        end = time.monotonic() + 60
+        while after["native"] > before["native"] and after["checks"] + after["failed"] == before["checks"] + before["failed"]:
+            if time.monotonic() > end:
+                raise RuntimeError("a comparison did not end within a minute")
+            time.sleep(0.01)
+            after = self.read()
+        return after
+
 
 # Where a prompt's ids come from, in the order in which a request's own source is recognised.
 SOURCES = ("native", "engine", "cache", "text", "request", "none")
@@ -108,26 +121,63 @@ def main():
 
     folder = os.path.join(args.run_dir, "model")
     make_folder(args.cache, folder)
-    engine_cache = os.path.join(args.run_dir, "cache")
-    os.makedirs(engine_cache)
-    os.symlink(os.path.join(args.cache, "venv"), os.path.join(engine_cache, "venv"))
-    os.symlink(folder, os.path.join(engine_cache, "model"))
-    engine = Engine(engine_cache, args.run_dir, "engine", more=("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"))
-    router = None
+    more = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details")
+    template = ("--chat-template", os.path.join(folder, "chat_template.jinja"), "--enable-tokenizer-info-endpoint")
+    engine = Engine(args.cache, args.run_dir, "engine", more=more + template)
     try:
         wait_ready([engine])
-        config = os.path.join(args.run_dir, "sluice.yaml")
-        with open(config, "w", encoding="utf-8") as f:
-            f.write(f"models:\n  {MODEL}:\n    tokenizer: {folder}\ntokens:\n  verify_ratio: 1\n  timeout: 10s\n")
-        router = Router(args.router, args.run_dir, "router", ["--config", config, "--engine", engine.url])
+        with started(args, "router", folder, engine) as router, open(os.path.join(args.run_dir, "differences.jsonl"), "w", encoding="utf-8") as f:
+            status = run(engine, router, args.requests, CachedTokens(f))
+        own = os.path.join(args.cache, "model")
+        with started(args, "router-of-another-template", own, engine) as router:
+            return reported_template(engine, router) or status
+    finally:
+        engine.stop()
+
+
+@contextlib.contextmanager
+def started(args, name, folder, engine):
+    """A router with the tokenizer of a folder, which it has loaded."""
+    config = os.path.join(args.run_dir, name + ".yaml")
+    with open(config, "w", encoding="utf-8") as f:
+        f.write(f"models:\n  {MODEL}:\n    tokenizer: {folder}\ntokens:\n  verify_ratio: 1\n  timeout: 10s\n")
+    router = Router(args.router, args.run_dir, name, ["--config", config, "--engine", engine.url])
+    try:
         router.wait_ready()
         wait_loaded(router)
-        with open(os.path.join(args.run_dir, "differences.jsonl"), "w", encoding="utf-8") as f:
-            return run(engine, router, args.requests, CachedTokens(f))
+        yield router
     finally:
-        for part in (router, engine):
-            if part is not None:
-                part.stop()
+        router.stop()
+
+
+def log_of(part):
+    with open(part.process.log, encoding="utf-8", errors="replace") as f:
+        return f.read()
+
+
+def reported_template(engine, router):
+    """The folder's template is not the engine's: the router must render with the one that the engine reports.
+
+    Returns 1 if it does not."""
+    end = time.monotonic() + 30
+    while "chats are rendered with the template of the engines" not in log_of(router) and time.monotonic() < end:
+        time.sleep(0.1)
+    counters, generator = Counters(router), Generator(11)
+    compared = {api: 0 for api in PATHS}
+    before = counters.read()
+    for i in range(20):
+        api = APIS[i % len(APIS)]
+        http_calls.post(router.url, PATHS[api], body_of(generator, api))
+        after = counters.await_check(before)
+        compared[api] += after["checks"] - before["checks"]
+        before = after
+    tokenize_calls, ready = log_of(engine).count(TOKENIZE), http_calls.get(router.url, "/readyz")
+    print(f"\nTemplate reported by the engine: ids compared {compared}, {before['mismatches']} differ; prompts of other sources: engine {before['engine']}, cache {before['cache']}; {tokenize_calls} calls of /tokenize; /readyz {ready.status} {ready.text().strip()}")
+    faults = before["mismatches"] or before["engine"] or tokenize_calls or ready.status != 200 or "degraded" in ready.text()
+    if faults or not all(compared.values()):
+        say("the template that the engine reports was not used for every prompt")
+        return 1
+    return 0
 
 
 def run(engine, router, requests, cached):
@@ -141,13 +191,7 @@ def run(engine, router, requests, cached):
         api = APIS[i % len(APIS)]
         answer = http_calls.post(router.url, PATHS[api], body_of(generator, api))
         statuses[api, answer.status] = statuses.get((api, answer.status), 0) + 1
-        after = counters.read()
-        end = time.monotonic() + 60
-        while after["native"] > before["native"] and after["checks"] + after["failed"] == before["checks"] + before["failed"]:
-            if time.monotonic() > end:
-                raise RuntimeError("a comparison did not end within a minute")
-            time.sleep(0.01)
-            after = counters.read()
+        after = counters.await_check(before)
         compared[api] += after["checks"] - before["checks"]
         cached.add(i, api, answer, before, after)
         if after["mismatches"] > before["mismatches"]:
@@ -156,8 +200,7 @@ def run(engine, router, requests, cached):
         before = after
         if (i + 1) % 100 == 0:
             say(f"{i + 1} requests in {time.monotonic() - begun:.0f} s: {after}")
-    with open(engine.process.log, encoding="utf-8", errors="replace") as f:
-        tokenize_calls = f.read().count('"POST /tokenize ')
+    tokenize_calls = log_of(engine).count(TOKENIZE)
     last = counters.read()
     print("\n| API | answered 200 | other answers | ids compared |\n| --- | --- | --- | --- |")
     for api in PATHS:
