@@ -8,11 +8,16 @@ import (
 // maxGroups bounds the groups of a pool that are tried separately; the others share one.
 const maxGroups = 256
 
+// maxSpareLanes bounds the emptied lanes that a pool keeps for its next ones, and maxSpareHeap the requests for which
+// they keep space.
+const maxSpareLanes, maxSpareHeap = 64, 64
+
 // poolQueue holds the requests that compete for the same ranks: those of a base model, with two legs or with one.
 type poolQueue struct {
 	name    string
 	classes []classQueue
 	groups  []*group // those with requests
+	spare   []*lane  // emptied, for the next ones: most tenants have few requests and come back
 	usage   usage
 	lateSeq uint64
 }
@@ -55,7 +60,7 @@ func newPoolQueue(name string, classes int) *poolQueue {
 func (l *poolQueue) insert(it *Item, maxTenants int) {
 	k := &l.classes[it.Class]
 	t := k.tenantFor(it, maxTenants)
-	it.queue, it.tenant, it.lane = l, t, t.laneFor(l.groupFor(it.Group))
+	it.queue, it.tenant, it.lane = l, t, l.laneFor(t, l.groupFor(it.Group))
 	t.usage.add(it)
 	it.lane.usage.add(it)
 	k.usage.add(it)
@@ -85,15 +90,40 @@ func (l *poolQueue) groupFor(name string) *group {
 // settle forgets a lane without requests, and its group if that has no other.
 func (l *poolQueue) settle(n *lane) {
 	t, g := n.tenant, n.group
-	i := slices.Index(t.lanes, n)
-	if n.usage.requests > 0 || i < 0 { // -1: its last two requests have left together
+	if n.usage.requests > 0 || t == nil { // nil: its last two requests have left together
 		return
 	}
+	i := slices.Index(t.lanes, n)
 	t.lanes = slices.Delete(t.lanes, i, i+1)
 	if g.lanes--; g.lanes == 0 {
 		i = slices.Index(l.groups, g)
 		l.groups = slices.Delete(l.groups, i, i+1)
 	}
+	if *n = (lane{heap: n.heap}); cap(n.heap) > maxSpareHeap {
+		n.heap = nil
+	}
+	if len(l.spare) < maxSpareLanes {
+		l.spare = append(l.spare, n)
+	}
+}
+
+// laneFor returns the lane of a tenant in a group.
+func (l *poolQueue) laneFor(t *tenant, g *group) (n *lane) {
+	for _, n := range t.lanes {
+		if n.group == g {
+			return n
+		}
+	}
+	if last := len(l.spare) - 1; last >= 0 {
+		n, l.spare[last] = l.spare[last], nil
+		l.spare = l.spare[:last]
+	} else {
+		n = new(lane)
+	}
+	n.tenant, n.group = t, g
+	t.lanes = append(t.lanes, n)
+	g.lanes++
+	return n
 }
 
 // next returns the head of the class whose turn it is, nil if no request can start.
@@ -492,19 +522,6 @@ func (k *classQueue) charge(it *Item) {
 // goesBefore is the order of the heap of tenants.
 func (t *tenant) goesBefore(o *tenant) bool {
 	return t.given < o.given || t.given == o.given && t.turn < o.turn
-}
-
-// laneFor returns the lane of a group.
-func (t *tenant) laneFor(g *group) *lane {
-	for _, l := range t.lanes {
-		if l.group == g {
-			return l
-		}
-	}
-	l := &lane{tenant: t, group: g}
-	t.lanes = append(t.lanes, l)
-	g.lanes++
-	return l
 }
 
 // ahead estimates how many tokens of a class are dispatched before a request that would be pushed now.

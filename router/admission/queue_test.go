@@ -337,6 +337,20 @@ func TestItemSize(t *testing.T) {
 	}
 }
 
+// TestReturningTenantAllocatesNothing lets a tenant with one request at a time come back again and again.
+func TestReturningTenantAllocatesNothing(t *testing.T) {
+	q := NewQueue([]Class{{}}, Limits{MaxTenants: 8})
+	push(t, q, &Item{Pool: "m", Tenant: "other", Due: 1})
+	it, displaced := new(Item), []*Item(nil)
+	if n := testing.AllocsPerRun(100, func() {
+		*it = Item{Pool: "m", Tenant: "returning"}
+		displaced, _ = q.Push(it, displaced[:0])
+		q.Take(it)
+	}); n > 0 {
+		t.Errorf("%v allocations for a request of a tenant without others; want 0", n)
+	}
+}
+
 // BenchmarkFullQueue pushes requests into a full queue with 50,000 waiting, of 3 classes, 1,000 tenants and
 // 20 pools; each displaces another one.
 func BenchmarkFullQueue(b *testing.B) {
