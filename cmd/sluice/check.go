@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/router/app"
@@ -202,7 +203,7 @@ func (s *checkedServer) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "  %s %s at %s", mark, s.Worker, s.URL)
 	if s.answered {
-		fmt.Fprintf(w, ": %s; models %s; %d tokens a block; events of %d ranks", strings.TrimSpace(engineName(s.Engine)+" "+comment(s.Version)), comment(strings.Join(s.Models, ", ")), s.BlockSize, s.EventRanks)
+		fmt.Fprintf(w, ": %s; models %s; %s a block; events of %s", strings.TrimSpace(engineName(s.Engine)+" "+comment(s.Version)), comment(strings.Join(s.Models, ", ")), english.Plural(s.BlockSize, "token", ""), english.Plural(s.EventRanks, "rank", ""))
 	}
 	fmt.Fprintln(w)
 	for _, f := range s.Problems {

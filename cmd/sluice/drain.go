@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
@@ -78,7 +79,7 @@ func runDrain(cmd *cobra.Command, target routerFlags, id string, on, asJSON bool
 		for i := range w.Ranks {
 			requests += w.Ranks[i].Requests
 		}
-		_, err = fmt.Fprintf(stdout, "worker %s is %s, with %d requests in flight\n", w.ID, w.State, requests)
+		_, err = fmt.Fprintf(stdout, "worker %s is %s, with %s in flight\n", w.ID, w.State, english.Plural(int(requests), "request", ""))
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/dataplane/jsonscan"
@@ -165,7 +166,7 @@ func writeDecision(w io.Writer, d *schedule.Decision) {
 		chosen = "none: no candidate was left"
 	}
 	fmt.Fprintf(w, "\n%s leg, attempt %d, at %.1f ms: %s\n", strings.ToUpper(d.Leg[:1])+d.Leg[1:], d.Attempt, d.AtMS, chosen)
-	fmt.Fprintf(w, "  %d prompt tokens, about %d to come; %d candidates", d.PromptTokens, d.OutputTokens, d.Candidates)
+	fmt.Fprintf(w, "  %s, about %d to come; %s", english.Plural(d.PromptTokens, "prompt token", ""), d.OutputTokens, english.Plural(d.Candidates, "candidate", ""))
 	if d.Excluded > 0 {
 		fmt.Fprintf(w, ", %d excluded (failed for this request)", d.Excluded)
 	}
@@ -252,11 +253,11 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 		fmt.Fprintf(w, ", first token after %.1f ms", o.TTFTMS)
 	}
 	if o.PromptTokens > 0 || o.OutputTokens > 0 {
-		fmt.Fprintf(w, "; %s prompt tokens", reported(int64(o.PromptTokens)))
+		fmt.Fprintf(w, "; %s prompt %s", reported(int64(o.PromptTokens)), english.PluralWord(o.PromptTokens, "token", ""))
 		if o.CachedTokens >= 0 {
 			fmt.Fprintf(w, " (%d cached as reported by the engine)", o.CachedTokens)
 		}
-		fmt.Fprintf(w, ", %s output tokens", reported(int64(o.OutputTokens)))
+		fmt.Fprintf(w, ", %s output %s", reported(int64(o.OutputTokens)), english.PluralWord(o.OutputTokens, "token", ""))
 	}
 	fmt.Fprintln(w, ".")
 	writeTransfer(w, o.Transfer)

@@ -87,7 +87,7 @@ func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) i
 		return fail(err)
 	}
 	slog.SetDefault(log) // package log, which libraries use, writes to it
-	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
+	for _, w := range append(argWarnings(ctx), cfg.Warnings()...) {
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
 	fdlimit.GrowTable()

@@ -23,6 +23,19 @@ func wantJSONLines(t *testing.T, what, text string) {
 	}
 }
 
+// TestServeWarns: serve logs the warnings that check prints.
+func TestServeWarns(t *testing.T) {
+	env, _ := harness.ServeEnv(t)
+	p := harness.Launch(t, env, "serve", "--log-format", "json", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+	p.Cmd.Process.Signal(syscall.SIGTERM)
+	if code := p.Wait(t, 30*time.Second); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	if log := p.Stderr.String(); !strings.Contains(log, `"warning":"there is no worker: `) {
+		t.Errorf("no warning of a router without workers: %s", log)
+	}
+}
+
 // TestEveryLineIsJSON: with log.format json every line is JSON, from the address to the end, and so are
 // errors before the start.
 func TestEveryLineIsJSON(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
@@ -201,7 +202,7 @@ func (b *bundle) collectRouter(ctx context.Context, rt admin.Runtime) {
 		}
 	}
 	text, err = json.MarshalIndent(records, "", "  ")
-	b.add("explain.json", fmt.Sprintf("the explain records of the latest %d requests", len(records)), text, err)
+	b.add("explain.json", "the explain records of the latest "+english.Plural(len(records), "request", ""), text, err)
 }
 
 // write writes the archive.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
@@ -212,13 +213,18 @@ func writeTop(ctx context.Context, w io.Writer, c *admin.Client, rt admin.Runtim
 	}
 	fmt.Fprintf(w, "sluice top  %s  policy %s\n\n", router, stats.Name)
 	now := &stats.Now
-	fmt.Fprintf(w, "%.1f requests/s  %s output tokens/s  %.1f refused/s  %d connections\n", now.RequestRate, humanize.Comma(int64(now.TokenRate)), now.RefusedRate, now.Connections)
+	fmt.Fprintf(w, "%.1f requests/s  %s output tokens/s  %.1f refused/s  %s\n", now.RequestRate, humanize.Comma(int64(now.TokenRate)), now.RefusedRate, plural(now.Connections, "connection"))
 	fmt.Fprintf(w, "in flight: %d prefill  %d decode  %d whole\n", now.InPrefill, now.InDecode, now.InWhole)
 	fmt.Fprintf(w, "first token p50 %s  p99 %s   cached prompt tokens: predicted %s  reported %s\n", optional(now.TTFTP50, "%.0f ms", 1), optional(now.TTFTP99, "%.0f ms", 1),
 		optional(now.Predicted, "%.0f %%", 100), optional(now.Actual, "%.0f %%", 100))
-	fmt.Fprintf(w, "since the start: %s responses  %s refused  %s retries\n\n", humanize.Comma(int64(stats.Total.Responses)), humanize.Comma(int64(stats.Total.Refused)), humanize.Comma(int64(stats.Total.Retries)))
+	fmt.Fprintf(w, "since the start: %s  %s refused  %s\n\n", plural(int64(stats.Total.Responses), "response"), humanize.Comma(int64(stats.Total.Refused)), plural(int64(stats.Total.Retries), "retry"))
 	writeTopTables(w, v, rows)
 	return nil
+}
+
+// plural returns n with its noun, such as "1 retry" and "1,200 retries".
+func plural(n int64, noun string) string {
+	return humanize.Comma(n) + " " + english.PluralWord(int(n), noun, "")
 }
 
 // topHead is the number of rows of a view without its ranks and requests.

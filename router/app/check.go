@@ -2,6 +2,8 @@ package app
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"sluice/dataplane/certs"
@@ -39,11 +41,7 @@ func CheckStart(cfg *config.Config) (problems []error) {
 				break
 			}
 		}
-		err = fmt.Errorf("%s: %w", field, err)
-		if place := cfg.Place(field); place != "" {
-			err = fmt.Errorf("%s: %w", place, err)
-		}
-		add(err)
+		add(fieldError(cfg, field, err))
 	}
 	usable(clientFiles(cfg), "tls.cert", "tls.key", "tls.client_ca")
 	usable(engineFiles(cfg), "engine_tls.cert", "engine_tls.key", "engine_tls.ca")
@@ -52,6 +50,11 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	}
 	if c := cfg.Registration; c.Listen != "off" {
 		usable(certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA}, "registration.tls_cert", "registration.tls_key", "registration.client_ca")
+	}
+	if file, ok := strings.CutPrefix(cfg.AccessLog.Output, "file:"); ok {
+		if _, err := os.Stat(filepath.Dir(file)); err != nil {
+			add(fieldError(cfg, "access_log.output", fmt.Errorf("accesslog: cannot write %q: %w", file, err)))
+		}
 	}
 	own := ownListeners(cfg)
 	for _, spec := range cfg.Specs() {
@@ -64,6 +67,15 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	_, err = front.New(options)
 	add(err)
 	return problems
+}
+
+// fieldError returns an error with the field that causes it and the field's place in the file.
+func fieldError(cfg *config.Config, field string, err error) error {
+	err = fmt.Errorf("%s: %w", field, err)
+	if place := cfg.Place(field); place != "" {
+		err = fmt.Errorf("%s: %w", place, err)
+	}
+	return err
 }
 
 // ownListeners returns the configured addresses at which the router listens.

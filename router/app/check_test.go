@@ -35,3 +35,28 @@ func TestOwnAddressIsNoWorker(t *testing.T) {
 		}
 	}
 }
+
+// TestAccessLogOfMissingFolder: the check and the start name the field of an access log that cannot be
+// opened, and its place in the file.
+func TestAccessLogOfMissingFolder(t *testing.T) {
+	const text = "listen: 127.0.0.1:0\nadmin: {listen: off}\naccess_log:\n  output: file:/nonexistent/folder/access.log\n"
+	const want = "f.yaml:4:11: access_log.output: "
+	c, err := config.Parse("f.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if problems := CheckStart(c); len(problems) != 1 || !strings.HasPrefix(problems[0].Error(), want) {
+		t.Errorf("the check found %v", problems)
+	}
+	r, err := New(Options{Config: c})
+	if err == nil {
+		r.Close()
+	}
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("started with %v", err)
+	}
+	c.AccessLog.Output = "file:" + t.TempDir() + "/access.log"
+	if problems := CheckStart(c); len(problems) > 0 {
+		t.Errorf("an existing folder: %v", problems)
+	}
+}

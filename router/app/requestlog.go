@@ -18,7 +18,7 @@ func (r *Router) newRequestLog() (*requestlog.Log, error) {
 	if c := &r.cfg.AccessLog; c.Output != "off" {
 		r.accessLog, err = accesslog.New(accesslog.Options{Output: c.Output, Sample: c.Sample, MaxFileBytes: c.MaxFile, MaxFiles: c.MaxFiles, Log: r.log})
 		if err != nil {
-			return nil, err
+			return nil, fieldError(r.cfg, "access_log.output", err)
 		}
 		sinks = append(sinks, r.accessLog)
 		stat := func(read func(s accesslog.Stats) uint64) func() float64 {

@@ -315,10 +315,25 @@ func TestWarnings(t *testing.T) {
 		"pd: {family: nixl}\nworkers: [{url: 'http://h:1'}]":                     "no prefill worker",
 		"pd: {decode_labels: [x]}\nworkers: [{url: 'http://h:1', role: decode}]": "no decode worker has one of these labels",
 		"listen: 0.0.0.0:1\nworkers: [{url: 'http://h:1'}]":                      "every network of this machine",
+		"listen: '[::]:1'\nworkers: [{url: 'http://h:1'}]":                       "every network of this machine",
 		"transfers: {side_channel: release}\nworkers: [{url: 'http://h:1'}]":     "side_channel: release has no effect",
 	} {
 		if got := strings.Join(mustParseText(t, text).Warnings(), "\n"); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)
+		}
+	}
+	for _, text := range []string{
+		// Other sources may add workers of any role and label.
+		"kube: {selector: app=vllm}",
+		"discovery: {file: workers.yaml}",
+		"discovery: {dns: [{name: engines.example, port: 8000}]}",
+		"pd: {family: nixl, decode_labels: [x]}\nkube: {selector: app=vllm}",
+		"workers: [{url: 'http://h:1', role: prefill}]\nkube: {selector: app=vllm}",
+		// Clients must show a key.
+		"listen: 0.0.0.0:1\napi_keys: [{name: a, sha256: " + strings.Repeat("ab", 32) + "}]\nworkers: [{url: 'http://h:1'}]",
+	} {
+		if got := mustParseText(t, text).Warnings(); len(got) > 0 {
+			t.Errorf("%s: %q", text, got)
 		}
 	}
 }

@@ -3,10 +3,12 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 
 	"sluice/router/worker"
 )
@@ -52,11 +54,11 @@ func (c *Config) Describe() string {
 	}
 
 	if m := c.Migration; m.MaxAttempts > 0 {
-		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.MaxAttempts, m.Tokens)
+		line("\na stream whose engine fails continues on another, at most %s, if its token ids are known (migration.tokens %s)", english.Plural(m.MaxAttempts, "time", ""), m.Tokens)
 	}
 	t, h := c.Timeouts, c.Health
 	line("\ntimeouts: prefill %s, decode %s, response head of a stream %s, between two reads of a stream %s, connect %s, wait for a worker %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
-	line("health: a probe every %s, timeout %s, unhealthy after %d consecutive failures", h.Interval, h.Timeout, h.UnhealthyThreshold)
+	line("health: a probe every %s, timeout %s, unhealthy after %s", h.Interval, h.Timeout, english.Plural(h.UnhealthyThreshold, "consecutive failure", ""))
 	if h.MetricsInterval > 0 {
 		line("load: /metrics of every engine every %s", h.MetricsInterval)
 	} else {
@@ -143,9 +145,9 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	}
 	f := familyOf(pd.Family)
 	line("  %s: %s (%s)", what, f.description, f.name)
-	line("    at most %d pairs for one request", pd.MaxAttempts)
+	line("    at most %s for one request", english.Plural(pd.MaxAttempts, "pair", ""))
 	if f.leased {
-		line("    a handle is used for %s of its lease of %s, by at most %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeAttempts)
+		line("    a handle is used for %s of its lease of %s, by at most %s", pd.Lease-pd.LeaseMargin, pd.Lease, english.Plural(pd.DecodeAttempts, "decode worker", ""))
 	}
 	switch {
 	case f.name != "lmcache":
@@ -163,7 +165,7 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 		line("    without prefill, or without a handle that decode can use: refused")
 	}
 	if pd.LocalPrefillTokens > 0 {
-		line("    without prefill if a decode worker has fewer than %d tokens to compute", pd.LocalPrefillTokens)
+		line("    without prefill if a decode worker has fewer than %s to compute", english.Plural(pd.LocalPrefillTokens, "token", ""))
 	}
 	if pd.LocalWhenFaster {
 		line("    without prefill if a decode worker is estimated to be faster alone")
@@ -189,6 +191,7 @@ func (c *Config) Warnings() []string {
 		n[w.Role]++
 	}
 	switch {
+	case c.Dynamic(): // the other workers may have any role
 	case len(c.Workers) == 0:
 		out = append(out, "there is no worker: every request waits and then gets 503; add workers with --engine, --prefill and --decode, or under workers")
 	case n[worker.Prefill] > 0 && n[worker.Decode]+n[worker.Aggregated] == 0:
@@ -208,7 +211,7 @@ func (c *Config) Warnings() []string {
 		out = append(out, c.missingLabels(path+".prefill_labels", worker.Prefill, pds[path].PrefillLabels)...)
 		out = append(out, c.missingLabels(path+".decode_labels", worker.Decode, pds[path].DecodeLabels)...)
 	}
-	if ip, _, _ := strings.Cut(c.Listen, ":"); ip == "" || ip == "0.0.0.0" {
+	if ip, _, _ := net.SplitHostPort(c.Listen); (ip == "" || ip == "0.0.0.0" || ip == "::") && len(c.APIKeys) == 0 && c.TLS.ClientCA == "" {
 		out = append(out, "listen accepts clients from every network of this machine, without authentication")
 	}
 	if why := c.SideChannelUnused(); why != "" {
@@ -218,6 +221,9 @@ func (c *Config) Warnings() []string {
 }
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {
+	if c.Dynamic() {
+		return nil
+	}
 	for _, w := range c.Workers {
 		if w.Role == role && slices.ContainsFunc(labels, func(l string) bool { return slices.Contains(w.Labels, l) }) {
 			return nil

@@ -338,6 +338,18 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
+// TestTotalOutputTokens: the console's output tokens are those of all responses, streams and others.
+func TestTotalOutputTokens(t *testing.T) {
+	m := NewMetrics()
+	m.Model("a").Ended(schedule.Outcome{Status: 200, OutputTokens: 11}, 0, [16]byte{})
+	m.Model("b").Ended(schedule.Outcome{Status: 200, OutputTokens: 5}, 0, [16]byte{})
+	m.Model("b").Ended(schedule.Outcome{Status: 200, OutputTokens: -1}, 0, [16]byte{}) // not reported
+	var tot Totals
+	if m.Totals(&tot); tot.OutputTokens != 16 {
+		t.Errorf("%d output tokens, want 16", tot.OutputTokens)
+	}
+}
+
 func TestQuantiles(t *testing.T) {
 	var f fineHistogram
 	var before, d Distribution

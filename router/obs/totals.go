@@ -12,7 +12,7 @@ type Totals struct {
 	LegsInFlight             [3]int64 // by schedule.LegKind
 	Fallbacks, Retries       uint64
 	Events, Bytes            uint64
-	OutputTokens             uint64
+	OutputTokens             uint64 // of requests that have ended, as the engines reported them
 	PromptTokens             uint64 // prompt tokens of requests with a predicted overlap
 	PredictedTokens          uint64
 	ComparedPrompt           uint64 // prompt tokens of requests whose cached tokens the engine reported
@@ -25,7 +25,7 @@ type Totals struct {
 // Totals reads the counters into t, one after the other.
 func (m *Metrics) Totals(t *Totals) {
 	*t = Totals{
-		Accepted: m.accepted.Get(), Events: m.events.Get(), Bytes: m.bytes.Get(), OutputTokens: m.output.Get(),
+		Accepted: m.accepted.Get(), Events: m.events.Get(), Bytes: m.bytes.Get(),
 		PromptTokens: m.prompt.Get(), PredictedTokens: m.predicted.Get(),
 		ComparedPrompt: m.comparedPrompt.Get(), ComparedPredicted: m.comparedPredicted.Get(), ReportedTokens: m.reported.Get(),
 		Connections: m.connections.Load(),
@@ -44,6 +44,9 @@ func (m *Metrics) Totals(t *Totals) {
 	}
 	for _, c := range m.retries.all() {
 		t.Retries += c.Get()
+	}
+	for _, model := range m.models.all() {
+		t.OutputTokens += model.output.Get()
 	}
 	m.ttft.copyTo(&t.TTFT)
 }
