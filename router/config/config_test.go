@@ -211,7 +211,8 @@ func TestOverrideErrors(t *testing.T) {
 		want      string
 	}{
 		{"env value", []string{"SLUICE_TIMEOUTS_PREFILL=soon"}, nil, `SLUICE_TIMEOUTS_PREFILL: timeouts.prefill: "soon" is not a duration; want a number with a unit, such as 500ms, 5s or 2m, 1ms or more`},
-		{"env name", []string{"SLUICE_TIMEOUTS_PREFIL=1s"}, nil, `SLUICE_TIMEOUTS_PREFIL: no such variable (did you mean "SLUICE_TIMEOUTS_PREFILL"?); known: SLUICE_TIMEOUTS_BODY, `},
+		{"env name", []string{"SLUICE_TIMEOUTS_PREFIL=1s"}, nil, `SLUICE_TIMEOUTS_PREFIL: no such variable (did you mean "SLUICE_TIMEOUTS_PREFILL"?)`},
+		{"env name of nothing", []string{"SLUICE_TIMEOUTS_QQQQQQQQQQQQQQQQQQQQQQQ=1s"}, nil, `no such variable; known: SLUICE_TIMEOUTS_BODY, `},
 		{"env worker", []string{"SLUICE_ENGINE=h:1"}, nil, `SLUICE_ENGINE: "h:1" does not begin with a URL; want http://HOST:PORT[,key=value…]`},
 		{"flag value", nil, []string{"--log-level", "loud"}, `--log-level: log.level: "loud" is not known; want debug, info, warn, error`},
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},

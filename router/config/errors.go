@@ -133,10 +133,19 @@ func suggestion(got string, known []string) string {
 	return ""
 }
 
+// nearestOrAll returns the known name that is probably meant by a wrong one, as suggestion does, or else
+// all of them after an introduction.
+func nearestOrAll(got string, known []string, introduction string) string {
+	if s := suggestion(got, known); s != "" {
+		return s
+	}
+	return introduction + strings.Join(known, ", ")
+}
+
 func nearest(got string, known []string) string {
 	best, bestAt := "", max(len(got)/3, 2)+1
 	for _, k := range known {
-		if d := distance(got, k); d < bestAt {
+		if d := distance(got, k); d < bestAt && d < max(len(got), len(k)) { // a word that shares nothing is not near
 			best, bestAt = k, d
 		}
 	}

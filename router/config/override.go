@@ -198,7 +198,7 @@ func (c *Config) applyEnv(environ []string, f *errorList) {
 				}
 				slices.Sort(known)
 				grouped = true
-				f.add(origin{from: name}, "", "no such variable%s; known: %s", suggestion(name, known), strings.Join(known, ", "))
+				f.add(origin{from: name}, "", "no such variable%s", nearestOrAll(name, known, "; known: "))
 			}
 		}
 		if !grouped && name != configVar && !serviceVar.MatchString(name) {

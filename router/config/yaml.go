@@ -305,7 +305,7 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, path string, at origin)
 			continue
 		}
 		if !ok {
-			d.errs.add(key.at, sub, "no such field%s; want one of %s", suggestion(key.name, known.names()), strings.Join(known.names(), ", "))
+			d.errs.add(key.at, sub, "no such field%s", nearestOrAll(key.name, known.names(), "; want one of "))
 			continue
 		}
 		d.value(value, v.FieldByIndex(f.Index), sub, f.Tag)
