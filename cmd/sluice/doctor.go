@@ -22,7 +22,8 @@ import (
 var doctorLong = `Reports which of the libraries that observe KV transfers or tokenize prompts work on this machine, where they were found
 and in which version; which limits and devices the machine has; why something does not work, and
 what to do about it. Each library is loaded and tried in a process of its own, so one that hangs or
-crashes affects its line only. Nothing is changed.
+crashes affects its line only. With --config the tokenizers of the models (models.NAME.tokenizer) are
+loaded as well, and tried with a chat and a text. Nothing is changed.
 
 The checks are ` + strings.Join(doctorNames, ", ") + `. A check is required if the
 configuration of --config needs it or --require names it.`
@@ -76,8 +77,9 @@ type doctor struct {
 	probe        probeRequest
 	maxConns     int // limits.max_conns; 0 without a configuration
 	required     []string
-	wantsNIXL    bool     // serve would use NIXL if present, and runs without it otherwise
-	probeCommand []string // command line of a probe process, without probeArgument
+	tokenizers   map[string]string // models.NAME.tokenizer by model, if serve would load them
+	wantsNIXL    bool              // serve would use NIXL if present, and runs without it otherwise
+	probeCommand []string          // command line of a probe process, without probeArgument
 }
 
 func doctorCommand() *cobra.Command {
@@ -169,6 +171,12 @@ func (d *doctor) configured(file string) error {
 		d.required = append(d.required, "zmq")
 	}
 	d.maxConns = c.Limits.MaxConns
+	d.probe.Config, d.tokenizers = file, map[string]string{}
+	for name, m := range c.Models {
+		if m.Tokenizer != "" && c.Tokens.Native != "off" {
+			d.tokenizers[name] = m.Tokenizer
+		}
+	}
 	return nil
 }
 
@@ -187,8 +195,12 @@ func (d *doctor) examine() []finding {
 				all[i] = filesFinding(d.maxConns)
 			case "io_uring":
 				all[i] = uringFinding()
+			case "tokenizer":
+				all[i] = d.tokenizerFinding()
 			default:
-				all[i] = d.runProbe(name)
+				r := d.probe
+				r.Library = name
+				all[i] = d.runProbe(r)
 			}
 			f := &all[i]
 			f.Name, f.Required = name, slices.Contains(d.required, name)

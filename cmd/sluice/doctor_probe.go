@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +22,8 @@ import (
 	"sluice/native/dl"
 	"sluice/native/tokenizer"
 	"sluice/nixl"
+	"sluice/router/app"
+	"sluice/router/config"
 )
 
 // probeArgument selects the probe process, `sluice doctor @probe`, which loads and tries one
@@ -28,7 +32,9 @@ import (
 const probeArgument = "@probe"
 
 type probeRequest struct {
-	Library string        `json:"library"` // nixl, ucx, zmq, tokenizer or cuda
+	Library string        `json:"library"` // nixl, ucx, zmq, tokenizer, model (a model's tokenizer) or cuda
+	Config  string        `json:"config"`  // for model: the file of the configuration
+	Model   string        `json:"model"`   // for model: its name there
 	NIXL    string        `json:"nixl"`
 	UCX     string        `json:"ucx"`
 	Python  []string      `json:"python"`
@@ -52,6 +58,8 @@ func probeMain(in io.Reader, out *os.File) int {
 		f = probeZMQ()
 	case "tokenizer":
 		f = probeTokenizer()
+	case "model":
+		f = probeModel(&r)
 	default:
 		f = probeCUDA()
 	}
@@ -63,11 +71,10 @@ func probeMain(in io.Reader, out *os.File) int {
 	return 0
 }
 
-// runProbe starts a probe process for one library and returns its finding. A process that
-// crashes or exceeds the timeout yields a finding that says so.
-func (d *doctor) runProbe(what string) finding {
-	r := d.probe
-	r.Library, r.Timeout = what, d.timeout*9/10
+// runProbe starts a probe process and returns its finding. A process that crashes or exceeds the
+// timeout yields a finding that says so.
+func (d *doctor) runProbe(r probeRequest) finding {
+	r.Timeout = d.timeout * 9 / 10
 	in, err := json.Marshal(r)
 	if err != nil {
 		return finding{State: findingOff, Detail: err.Error()}
@@ -205,6 +212,46 @@ func probeTokenizer() finding {
 		return finding{State: findingOff, Detail: fmt.Sprintf("%s fails its self-test: %v", l.Path(), err), Advice: noTokenizer}
 	}
 	return finding{State: findingOK, Detail: fmt.Sprintf("%s, %s", l.Version(), l.Path())}
+}
+
+// probeModel tries the tokenizer of a configured model.
+func probeModel(r *probeRequest) finding {
+	cfg, err := config.LoadWithEnv(r.Config, os.Environ())
+	if err != nil {
+		return finding{State: findingOff, Detail: err.Error()}
+	}
+	detail, err := app.TryTokenizer(cfg, r.Model)
+	if err != nil {
+		return finding{State: findingOff, Detail: err.Error()}
+	}
+	return finding{State: findingOK, Detail: detail}
+}
+
+const badModels = "serve asks the engines for these models' token ids: give models.NAME.tokenizer the folder that the engines load, see docs/tokens.md"
+
+// tokenizerFinding tries the tokenizer library and then, each in a process of its own, the tokenizers of the
+// configured models.
+func (d *doctor) tokenizerFinding() finding {
+	r := d.probe
+	r.Library = "tokenizer"
+	f := d.runProbe(r)
+	if f.State != findingOK {
+		return f
+	}
+	bad := 0
+	for _, name := range slices.Sorted(maps.Keys(d.tokenizers)) {
+		r.Library, r.Model = "model", name
+		m := d.runProbe(r)
+		if m.State != findingOK {
+			bad++
+		}
+		f.Attempts = append(f.Attempts, fmt.Sprintf("%s, %s: %s: %s", name, d.tokenizers[name], m.State, m.Detail))
+	}
+	if bad > 0 {
+		f.State, f.Advice = findingOff, badModels
+		f.Detail += fmt.Sprintf("; the tokenizers of %d of %d models cannot be used", bad, len(d.tokenizers))
+	}
+	return f
 }
 
 func probeUCX(r *probeRequest) finding {

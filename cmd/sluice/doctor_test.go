@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/native/tokenizer"
 	"sluice/router/e2e/harness"
 )
 
@@ -161,6 +162,49 @@ func TestDoctorRequiresConfiguredLibraries(t *testing.T) {
 	d = diagnose(t, "--config", write("transfers:\n  nixl_library: "+absent+"\n"))
 	if f := d.of("nixl"); d.code != 0 || f.Required {
 		t.Errorf("exit %d, %+v; want that nothing is required", d.code, f)
+	}
+}
+
+// TestDoctorTriesConfiguredTokenizers: the folders of the configured models are tried, each with its outcome.
+// One that cannot be used fails the check, and is not required.
+func TestDoctorTriesConfiguredTokenizers(t *testing.T) {
+	library, err := filepath.Abs("../../bin/" + tokenizer.Name)
+	if err == nil {
+		_, err = os.Stat(library)
+	}
+	if err != nil {
+		t.Skipf("%v; make builds the library where cargo is installed", err)
+	}
+	t.Setenv(tokenizer.Variable, library)
+	good, err := filepath.Abs("../../native/tokenizer/testdata/tiny")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, absent := filepath.Join(t.TempDir(), "sluice.yaml"), filepath.Join(t.TempDir(), "nowhere")
+	models := func(text string) string {
+		if err := os.WriteFile(file, []byte("models:\n  good: {tokenizer: "+good+"}\n"+text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	d := diagnose(t, "--config", models(""), "--require", "tokenizer")
+	f := d.of("tokenizer")
+	if d.code != 0 || f.State != findingOK || len(f.Attempts) != 1 || !strings.HasPrefix(f.Attempts[0], "good, "+good+": ok: a ") {
+		t.Errorf("exit %d, %+v; want one good model", d.code, f)
+	}
+	bad := models("  bad: {tokenizer: " + absent + "}\n")
+	d = diagnose(t, "--config", bad)
+	f = d.of("tokenizer")
+	if d.code != 0 || f.Required || f.State != findingOff || f.Advice == "" || !strings.Contains(f.Detail, "1 of 2 models") ||
+		len(f.Attempts) != 2 || !strings.Contains(f.Attempts[0], "bad, "+absent+": off: ") || !strings.Contains(f.Attempts[0], "no such file") {
+		t.Errorf("exit %d, %+v; want that the bad model fails the check", d.code, f)
+	}
+	if d = diagnose(t, "--config", bad, "--require", "tokenizer"); d.code != 1 {
+		t.Errorf("exit %d with a required tokenizer, want 1", d.code)
+	}
+	f = diagnose(t, "--config", models("tokens: {native: \"off\"}\n")).of("tokenizer")
+	if f.State != findingOK || len(f.Attempts) != 0 {
+		t.Errorf("%+v; want that nothing is tried if serve loads nothing", f)
 	}
 }
 

@@ -114,7 +114,7 @@ func probeOptionalLibraries() []optionalLibrary {
 	var wg sync.WaitGroup
 	for i, name := range optionalLibraries {
 		wg.Go(func() {
-			f := d.runProbe(name)
+			f := d.runProbe(probeRequest{Library: name})
 			all[i] = optionalLibrary{name, f.State, oneLine(f.Detail)}
 		})
 	}

@@ -612,7 +612,9 @@ func chatTemplates(dir string) map[string]string {
 	}
 	var one string
 	if json.Unmarshal(c.Template, &one) == nil {
-		all["default"] = one
+		if one != "" { // null: none
+			all["default"] = one
+		}
 		return all
 	}
 	var list []struct {
