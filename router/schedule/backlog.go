@@ -119,7 +119,7 @@ func (s *Scheduler) IsBatchFull(r *worker.Rank, queue EngineQueue) bool {
 
 // hasRoom reports whether an engine may be given another whole request as long as its reports have not shown how
 // many it runs at a time: it has few more streams than it has been seen to run (worker.Pace.Room), so that a
-// burst does not fill its queue before anything is learned. The number grows as first tokens come. It also
+// burst does not fill its queue before anything is learned. The number grows as first tokens come. It at least
 // doubles from time to time if none is known to wait there. Responses that are not streamed do not count:
 // nothing shows when the engine begins them, and UnderPressure bounds them as soon as it reports that some wait.
 func (s *Scheduler) hasRoom(r *worker.Rank) bool {

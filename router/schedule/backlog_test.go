@@ -282,7 +282,7 @@ func TestBurstOnUnknownEngine(t *testing.T) {
 	}{
 		{"few places", 16, true, 8, 500 * time.Millisecond},
 		{"one place", 1, true, 8, 100 * time.Millisecond},
-		{"many places", 256, true, 64, 3 * time.Second},
+		{"many places", 256, true, 64, 800 * time.Millisecond},
 		{"many places, not streamed", 256, false, 600, 10 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {

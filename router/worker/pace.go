@@ -25,7 +25,7 @@ type Pace struct {
 	batch    atomic.Int64 // requests that the engine runs at a time; 0: unknown
 
 	ran     atomic.Int64 // the most requests that it is known, or taken, to run at a time
-	spareAt atomic.Int64 // when it first had spareStreams more, or Grow has last returned true; 0: it has not
+	spareAt atomic.Int64 // when Room was first 0, or Grow has last returned true; 0: it has not
 }
 
 const (
@@ -135,10 +135,11 @@ func (p *Pace) Report(now time.Duration, running, waiting, inFlight int64, isCon
 }
 
 const (
-	// spareStreams is how many streams an engine whose batch is unknown is given beyond the most requests that it
-	// has been seen to run at a time: enough to keep an engine busy that has begun none, and few to wait there if
-	// it runs no more.
-	spareStreams = 8
+	// spareStreams is how many streams an engine whose batch is unknown is given at least beyond the most requests
+	// that it has been seen to run at a time: enough to keep an engine busy that has begun none, and few to wait
+	// there if it runs no more. An engine that runs many is given half as many more, at most maxSpareStreams: one
+	// with long steps would otherwise take as many steps as its batch has spareStreams.
+	spareStreams, maxSpareStreams = 8, 32
 	// growTime is the time after which an engine that has these is taken to run all that it has, unless something
 	// shows that some of them wait. An engine's reports, which come as often by default, show more.
 	growTime = time.Second
@@ -155,7 +156,10 @@ func (p *Pace) Ran(n int64) {
 
 // Room returns how many more streams are to be given to an engine whose batch is unknown and that has some, 0
 // if none.
-func (p *Pace) Room(streams int64) int64 { return max(p.ran.Load()+spareStreams-streams, 0) }
+func (p *Pace) Room(streams int64) int64 {
+	ran := p.ran.Load()
+	return max(ran+min(max(spareStreams, ran/2), maxSpareStreams)-streams, 0)
+}
 
 // Grow is called at times at which Room has returned 0 and nothing shows that streams wait in the engine. It
 // returns true if the engine is to be given more all the same.
