@@ -1,6 +1,7 @@
 package obs
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,13 +33,21 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar,
 	}
 	least.Set(at)
 	opt := &slog.HandlerOptions{ReplaceAttr: mask, Level: least}
+	var handler func(w io.Writer) slog.Handler
 	switch format {
 	case "text", "":
-		return slog.New(slog.NewTextHandler(w, opt)), least, nil // quotes what is not printable
+		handler = func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, opt) } // quotes what is not printable
 	case "json":
-		return slog.New(slog.NewJSONHandler(printable{w}, opt)), least, nil
+		handler = func(w io.Writer) slog.Handler { return slog.NewJSONHandler(printable{w}, opt) }
+	default:
+		return nil, nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
 	}
-	return nil, nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
+	note := func(dropped int) []byte {
+		var line bytes.Buffer
+		slog.New(handler(&line)).Warn("lines of the log were dropped, because its reader had stalled", "lines", dropped)
+		return line.Bytes()
+	}
+	return slog.New(handler(newLogOutput(w, note))), least, nil
 }
 
 // printable escapes the unprintable characters that slog's JSON handler copies.
