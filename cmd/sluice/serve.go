@@ -68,6 +68,7 @@ func serveCommand() *cobra.Command {
 
 // serve runs the router until ctx ends.
 func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) int {
+	outliveOutputs()
 	format := flags.LogFormat(os.Environ())
 	fail := func(err error) int {
 		printFailure(stderr, format, "sluice serve", err.Error())

@@ -52,6 +52,7 @@ func sidecarCommand() *cobra.Command {
 
 // runSidecar runs the sidecar until ctx ends.
 func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr io.Writer) int {
+	outliveOutputs()
 	fail := func(err error) int {
 		printFailure(stderr, flags.LogFormat(os.Environ()), "sluice sidecar", err.Error())
 		return 1

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/signal"
+	"syscall"
 
 	"sluice/router/app"
 	"sluice/router/config"
@@ -12,6 +14,10 @@ import (
 
 // With log.format json every line that serve and sidecar print is JSON: the first one, with the
 // address, and errors before there is a log or after it, those of the command line included.
+
+// outliveOutputs keeps the process alive when the reader of its standard output or error has ended: a
+// write to such a pipe would end it by SIGPIPE, with all requests.
+func outliveOutputs() { signal.Ignore(syscall.SIGPIPE) }
 
 // printAddress prints the first line of standard output.
 func printAddress(stdout io.Writer, format, addr string) {

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
+	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,6 +23,40 @@ func wantJSONLines(t *testing.T, what, text string) {
 		if err := json.Unmarshal([]byte(line), &v); err != nil || v.Time == "" || v.Level == "" || v.Msg == "" {
 			t.Errorf("%s: a line that is not a JSON log line: %q", what, line)
 		}
+	}
+}
+
+// TestServeOutlivesItsOutputs: a router whose standard output and error nobody reads any more serves on.
+func TestServeOutlivesItsOutputs(t *testing.T) {
+	t.Parallel()
+	env, _ := harness.ServeEnv(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), harness.BuiltBinary(t), "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", "access_log.output=stdout")
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), w, w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	var addr string
+	for s := bufio.NewScanner(r); addr == "" && s.Scan(); {
+		if strings.HasPrefix(s.Text(), "127.0.0.1:") {
+			addr = s.Text()
+		}
+	}
+	r.Close()
+	for range 3 { // each has a line of both logs
+		if a, err := http.Get("http://" + addr + "/nothing"); err != nil {
+			t.Fatal(err)
+		} else if a.Body.Close(); a.StatusCode != http.StatusNotFound {
+			t.Fatal(a.Status)
+		}
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
