@@ -530,11 +530,13 @@ func (r *Router) engineRestarted(rank *worker.Rank) {
 }
 
 // workerRemoved drops all state that the router has about a worker: its feeds, index entries,
-// predictions, comparisons of token ids, transfer measurements and metrics.
+// predictions, rates, comparisons of token ids, transfer measurements and metrics. An engine that has restarted
+// leaves and joins.
 func (r *Router) workerRemoved(w *worker.Worker) {
 	r.runner.WorkerRemoved(w)
 	r.loads.Stop(w)
 	r.dropTransferPairs(w)
+	r.scheduler.ForgetRates(w)
 	for _, rank := range w.Ranks {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)

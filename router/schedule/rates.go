@@ -198,6 +198,16 @@ func (r *rates) expireOwn(rank *worker.Rank, now int64) {
 	}
 }
 
+// ForgetRates drops what was learned from a worker's own legs: its engine has left or restarted.
+func (s *Scheduler) ForgetRates(w *worker.Worker) {
+	for work := range worker.NumWork {
+		w.Speed.Forget(work)
+		for _, r := range w.Ranks {
+			r.Price[work].Store(0)
+		}
+	}
+}
+
 // observe learns from a leg that ended: its time from choice to first token for the work before it,
 // and the time per token with that many resident blocks.
 func (s *Scheduler) observe(res *Reservation, now int64) {

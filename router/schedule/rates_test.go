@@ -208,6 +208,30 @@ func TestOwnRatesExpire(t *testing.T) {
 	}
 }
 
+// A worker whose engine has restarted is judged by the fleet's rates, and then by what the new engine does.
+func TestForgetRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, rs := New(testOptions), ranks(4)
+		for i := range 20 {
+			serve(s, rs[0], PrefillLeg, 500+i*97%3000, 2)
+			for _, r := range rs[1:4] {
+				serve(s, r, PrefillLeg, 500+i*97%3000, 0.05)
+			}
+		}
+		slow := s.RatesOf(rs[0]).Prefill
+		s.ForgetRates(rs[0].Worker)
+		if got, other := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill; got > slow/2 || got < other {
+			t.Errorf("after a restart judged by %v ms a token, before by %v, others by %v", got, slow, other)
+		}
+		for i := range 2 * minOwnLegs {
+			serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.05)
+		}
+		if got := s.RatesOf(rs[0]).Prefill; got > slow/2 {
+			t.Errorf("after %d fast legs of the new engine judged by %v ms a token, was %v", 2*minOwnLegs, got, slow)
+		}
+	})
+}
+
 func expireRates(t *testing.T, rs []*worker.Rank) {
 	s := New(testOptions)
 	for i := range 20 {
