@@ -119,8 +119,17 @@ check "the program runs and knows its version" in_root sluice version
 check "the schema that the configuration names is there" in_root test -s /usr/share/sluice/sluice.schema.json
 check "it is the program's" bash -c 'cmp <(chroot "$1" /usr/bin/sluice config schema) "$1/usr/share/sluice/sluice.schema.json"' - "$root"
 check "the configuration works unchanged" in_root sluice check --config /etc/sluice/sluice.yaml
-check_as_user() { in_root setpriv --reuid sluice --regid sluice --clear-groups sluice check --config /etc/sluice/sluice.yaml; }
-check "the service's user can read the configuration" check_as_user
+check_as_user() { # what the unit runs before it reloads the service
+  local line
+  line=$(sed -n "s/^ExecReload=.bin.sh -c '\(.*\)'$/\1/p" "$root/usr/lib/systemd/system/sluice.service")
+  [ -n "$line" ] && in_root setpriv --reuid sluice --regid sluice --clear-groups sh -c "$line"
+}
+check "the unit's reload accepts the configuration" check_as_user
+break_configuration() { cp -a "$root/etc/sluice/sluice.yaml" "$work/sluice.yaml" && echo 'lissten: 1' >>"$root/etc/sluice/sluice.yaml"; }
+refuses() { ! check_as_user && in_root grep -q lissten /etc/sluice/sluice.yaml; }
+check "a field that does not exist is added" break_configuration
+check "the unit's reload refuses it" refuses
+check "the configuration is as before" cp -a "$work/sluice.yaml" "$root/etc/sluice/sluice.yaml"
 owner() { [ "$(in_root stat -c '%U:%G %a' "$1")" = "$2" ] || { in_root stat "$1"; return 1; }; }
 check "the configuration is readable by the service only" owner /etc/sluice/sluice.yaml "root:sluice 640"
 check "the state directory" owner /var/lib/sluice "sluice:sluice 750"
@@ -167,7 +176,7 @@ upgraded() { # upgraded NAME SUFFIX
   check "$1nothing is beside that" beside /etc/default/sluice-sidecar
   check "$1a file that only the package has changed is replaced" cmp "$root/etc/default/sluice" "$work/files/etc/default/sluice"
   check "$1nothing is beside that either" beside /etc/default/sluice
-  check "$1the new program accepts the configuration that stayed" precheck
+  check "$1the new program accepts the configuration that stayed" check_as_user
 }
 check "the earlier version has other configuration files" differ
 edit
@@ -197,7 +206,7 @@ check ".rpm: every file is as in the package" in_rpm -V --nodeps --nouser --nogr
 check ".rpm: the script made the user" in_root getent passwd sluice
 check ".rpm: the configuration is readable by the service only" owner /etc/sluice/sluice.yaml "root:sluice 640"
 check ".rpm: the state directory" owner /var/lib/sluice "sluice:sluice 750"
-check ".rpm: the service's user can read the configuration" check_as_user
+check ".rpm: the unit's reload accepts the configuration" check_as_user
 check ".rpm: the earlier version has other configuration files" differ
 edit
 check ".rpm: upgrade" in_rpm -U --nodeps "$rpm"
