@@ -111,36 +111,10 @@ func (s *Scheduler) IsBatchFull(r *worker.Rank, queue EngineQueue) bool {
 		r.PacedReports.Store(n)
 		isCongested := r.KVUsage() < fullUsage && r.Pace.Wait(r.Pending.Load(), 0) > congestedWait
 		r.Pace.Report(time.Duration(s.now()), r.Running.Load(), r.Waiting.Load(), r.Requests.Load(), isCongested)
-		r.Pace.Ran(r.Running.Load())
 	}
 	batch := r.Pace.Batch()
 	return batch > 0 && r.Requests.Load() >= batch+aheadOfBatch(r, queue)
 }
-
-// hasRoom reports whether an engine may be given another whole request as long as its reports have not shown how
-// many it runs at a time: it has few more streams than it has been seen to run (worker.Pace.Room), so that a
-// burst does not fill its queue before anything is learned. The number grows as first tokens come. It at least
-// doubles from time to time if none is known to wait there. Responses that are not streamed do not count:
-// nothing shows when the engine begins them, and UnderPressure bounds them as soon as it reports that some wait.
-func (s *Scheduler) hasRoom(r *worker.Rank) bool {
-	n := streams(r)
-	if r.Pace.Batch() > 0 || r.Pace.Room(n) > 0 {
-		return true
-	}
-	now := s.now()
-	isSilent := r.Pending.Load() > 0 && time.Duration(now-r.HeadSince.Load()) > max(silentTime, r.Pace.Alone())
-	if isSilent || r.Waiting.Load() > 0 {
-		return false
-	}
-	return r.Pace.Grow(time.Duration(now), n)
-}
-
-// streams returns how many requests of this router a rank has whose first token the router sees.
-func streams(r *worker.Rank) int64 { return r.Requests.Load() - r.Unseen.Load() }
-
-// silentTime is the time without a first token after which the requests that have none are taken to wait for
-// a place, unless a request takes longer alone.
-const silentTime = 100 * time.Millisecond
 
 // aheadOfBatch returns how many requests an engine is given beyond its batch: those that are expected to
 // get a place in it within half of queue.Time, or an eighth if the backlog lasts.
@@ -168,13 +142,9 @@ func aheadOfBatch(r *worker.Rank, queue EngineQueue) int64 {
 
 // CanStart reports whether the engine of a rank would start a leg soon: less work waits there than queue
 // allows, its batch has a place or is expected to have one (see IsBatchFull), it reports no pressure, and
-// its KV can hold the request. prompt and maxTokens are those of Query. While its batch is unknown, it is given
-// few more streams than it is known to run at a time.
+// its KV can hold the request. prompt and maxTokens are those of Query.
 func (s *Scheduler) CanStart(r *worker.Rank, leg LegKind, queue EngineQueue, prompt, maxTokens int) bool {
 	if s.IsQueueFull(r, queue) || s.IsBatchFull(r, queue) || UnderPressure(r) {
-		return false
-	}
-	if leg == WholeLeg && !s.hasRoom(r) {
 		return false
 	}
 	return leg == PrefillLeg || FitsKV(r, prompt, maxTokens)
@@ -320,7 +290,6 @@ func (res *Reservation) begin() {
 			}
 		}
 	}
-	res.streams = int32(streams(r))
 	r.PendingWork.Add(res.pending)
 	if res.alone = r.Pending.Add(1) == 1; res.alone {
 		r.HeadSince.Store(res.started)
@@ -341,12 +310,7 @@ func (res *Reservation) endPending(hasFirstToken bool) {
 	if r := res.rank; !res.unseen {
 		if hasFirstToken { // else the time since the last one goes on
 			now := res.s.now()
-			whole := time.Duration(now - res.started)
-			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), whole, res.alone, r.Pending.Load() <= 1)
-			r.Pace.Ran(streams(r) - r.Pending.Load() + 1)
-			if whole <= 2*r.Pace.Alone() { // it has not waited for the end of another
-				r.Pace.Ran(int64(res.streams))
-			}
+			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), res.alone, r.Pending.Load() <= 1)
 		}
 		r.PendingWork.Add(-res.pending)
 		r.Pending.Add(-1)

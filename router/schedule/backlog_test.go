@@ -1,7 +1,6 @@
 package schedule
 
 import (
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -206,114 +205,6 @@ func TestQueueOfEngineWithLongSteps(t *testing.T) {
 				if steps > 20 {
 					t.Errorf("%d steps of %v were needed to start %d requests; want at most 20", steps, step, requests)
 				}
-			})
-		})
-	}
-}
-
-// slots is an engine that runs as many requests at a time as it has places, each of which holds its place for
-// a time after its first token.
-type slots struct {
-	s             *Scheduler
-	r             *worker.Rank
-	places        int
-	first, decode time.Duration
-	streams       bool // the router sees the first tokens
-
-	mu          sync.Mutex
-	running     int
-	queue       []*Reservation
-	mostWaiting int
-}
-
-// dispatch gives the engine a request.
-func (e *slots) dispatch(t *testing.T) {
-	c, ok := e.s.Choose(&Query{Leg: WholeLeg, Candidates: []*worker.Rank{e.r}, PromptTokens: 64, MaxTokens: 100, Unseen: !e.streams})
-	if !ok {
-		t.Fatal("no choice")
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.queue = append(e.queue, c.Reservation)
-	e.start()
-}
-
-// load returns how many requests run, and how many wait for a place.
-func (e *slots) load() (running, waiting int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.running, len(e.queue)
-}
-
-// start begins requests while there are places. Called with mu.
-func (e *slots) start() {
-	for len(e.queue) > 0 && e.running < e.places {
-		res := e.queue[0]
-		e.queue = e.queue[1:]
-		e.running++
-		time.AfterFunc(e.first, func() {
-			if e.streams {
-				res.PrefillDone()
-			}
-			time.AfterFunc(e.decode, func() {
-				res.PrefillDone()
-				res.Report("", 0, 100)
-				res.Release()
-				e.mu.Lock()
-				defer e.mu.Unlock()
-				e.running--
-				e.start()
-			})
-		})
-	}
-	e.mostWaiting = max(e.mostWaiting, len(e.queue))
-}
-
-// A burst before anything is known of an engine leaves few streams waiting there, and an engine that runs
-// many at a time has them soon, at once if the router sees no first tokens.
-func TestBurstOnUnknownEngine(t *testing.T) {
-	queue := EngineQueue{Time: 200 * time.Millisecond}
-	for _, c := range []struct {
-		name    string
-		places  int
-		streams bool
-		waiting int           // at most so many wait in the engine
-		within  time.Duration // until it runs as many as it can
-	}{
-		{"few places", 16, true, 8, 500 * time.Millisecond},
-		{"one place", 1, true, 8, 100 * time.Millisecond},
-		{"many places", 256, true, 64, 800 * time.Millisecond},
-		{"many places, not streamed", 256, false, 600, 10 * time.Millisecond},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := New(Options{QueueWeight: 1, PrefillWeight: 1, DecodeWeight: 1, OverlapWeight: 1, Explain: -1})
-				_, r := newBacklogRank()
-				e := &slots{s: s, r: r, places: c.places, first: 60 * time.Millisecond, decode: 20 * time.Second, streams: c.streams}
-				var full time.Duration
-				for at := time.Duration(0); at < 10*time.Second; at += 10 * time.Millisecond { // as the dispatcher
-					for r.Requests.Load() < 600 && s.CanStart(r, WholeLeg, queue, 64, 100) {
-						e.dispatch(t)
-					}
-					running, waiting := e.load()
-					if full == 0 && running == c.places {
-						full = at
-					}
-					if at%time.Second == 0 && at > 0 {
-						r.Running.Store(int64(running))
-						r.Waiting.Store(int64(waiting))
-						r.Reports.Add(1)
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
-				t.Logf("at most %d waited, all places were taken after %v", e.mostWaiting, full)
-				if e.mostWaiting > c.waiting {
-					t.Errorf("%d requests waited in an engine with %d places; want at most %d", e.mostWaiting, c.places, c.waiting)
-				}
-				if running, _ := e.load(); running < c.places || full > c.within {
-					t.Errorf("the engine ran %d requests, all %d after %v; want them after %v", running, c.places, full, c.within)
-				}
-				time.Sleep(5 * time.Minute) // all end
 			})
 		})
 	}

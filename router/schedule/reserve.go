@@ -40,7 +40,6 @@ type Reservation struct {
 	started   int64        // ns since the scheduler's start
 	first     atomic.Int64 // ns since the scheduler's start; 0: no first token yet
 	state     atomic.Uint32
-	streams   int32 // on the rank when it was reserved, with this one
 }
 
 const (

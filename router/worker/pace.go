@@ -23,9 +23,6 @@ type Pace struct {
 	alone    atomic.Int64 // mean ns until the first token of a request that met no other; 0: unknown
 	first    atomic.Int64 // mean ns from a request's dispatch to its first token
 	batch    atomic.Int64 // requests that the engine runs at a time; 0: unknown
-
-	ran     atomic.Int64 // the most requests that it is known, or taken, to run at a time
-	spareAt atomic.Int64 // when Room was first 0, or Grow has last returned true; 0: it has not
 }
 
 const (
@@ -132,47 +129,4 @@ func (p *Pace) Report(now time.Duration, running, waiting, inFlight int64, isCon
 		p.batch.Store(batch + 1)
 		p.probeAt = int64(now + minProbeAfter)
 	}
-}
-
-const (
-	// spareStreams is how many streams an engine whose batch is unknown is given at least beyond the most requests
-	// that it has been seen to run at a time: enough to keep an engine busy that has begun none, and few to wait
-	// there if it runs no more. An engine that runs many is given half as many more, at most maxSpareStreams: one
-	// with long steps would otherwise take as many steps as its batch has spareStreams.
-	spareStreams, maxSpareStreams = 8, 32
-	// growTime is the time after which an engine that has these is taken to run all that it has, unless something
-	// shows that some of them wait. An engine's reports, which come as often by default, show more.
-	growTime = time.Second
-)
-
-// Ran notes that the engine runs n requests at a time.
-func (p *Pace) Ran(n int64) {
-	for ran := p.ran.Load(); n > ran; ran = p.ran.Load() {
-		if p.ran.CompareAndSwap(ran, n) {
-			return
-		}
-	}
-}
-
-// Room returns how many more streams are to be given to an engine whose batch is unknown and that has some, 0
-// if none.
-func (p *Pace) Room(streams int64) int64 {
-	ran := p.ran.Load()
-	return max(ran+min(max(spareStreams, ran/2), maxSpareStreams)-streams, 0)
-}
-
-// Grow is called at times at which Room has returned 0 and nothing shows that streams wait in the engine. It
-// returns true if the engine is to be given more all the same.
-func (p *Pace) Grow(now time.Duration, streams int64) bool {
-	at := p.spareAt.Load()
-	switch {
-	case at == 0:
-		p.spareAt.CompareAndSwap(0, int64(now))
-		return false
-	case now-time.Duration(at) < growTime:
-		return false
-	}
-	p.Ran(2*streams - spareStreams)
-	p.spareAt.Store(int64(now))
-	return true
 }
