@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // longTexts are texts that are hard for an encoder, by name: each returns n bytes.
@@ -146,5 +148,49 @@ func TestLongTexts(t *testing.T) {
 	_, err = m.Encode(nil, prose(t, longInput+1), false)
 	if e, _ := err.(*Error); e == nil || e.Code != CodeDeadline {
 		t.Errorf("a long call beside as many as may run: %v", err)
+	}
+}
+
+// TestSlowTexts: after a text that took longer to encode than the timeout, texts no shorter are refused at once
+// instead of using a thread each, as such or in a chat. Shorter ones are encoded, and a new timeout lets all be tried.
+func TestSlowTexts(t *testing.T) {
+	m, err := open(t).Load("testdata/tiny", LoadOptions{Timeout: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	isLate := func(_ []uint32, err error) bool {
+		e, ok := err.(*Error)
+		if err != nil && (!ok || e.Code != CodeDeadline) {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	long := prose(t, 4<<20)
+	if !isLate(m.Encode(nil, long, false)) {
+		t.Fatal("4 MiB were encoded within a millisecond")
+	}
+	testwait.Until(t, "the call that ran on is noted", func() bool { return m.slow.until.Load() != 0 })
+	m.timeout.Store(int64(time.Minute)) // unlike SetTimeout, which lets all be tried
+	if !isLate(m.Encode(nil, long, false)) {
+		t.Error("a text as long was tried again")
+	}
+	chat := func(n int) ([]uint32, error) {
+		return m.Prompt(nil, "{{ messages[0].content }}", []byte(`{"messages":[{"content":"`+strings.Repeat("word ", n/5)+`"}]}`), false, func(text []byte) []byte { return text })
+	}
+	if !isLate(chat(len(long) + 10)) {
+		t.Error("a chat as long was tried")
+	}
+	if isLate(m.Encode(nil, long[:1<<20], false)) || isLate(chat(1<<20)) {
+		t.Error("a shorter text was refused")
+	}
+	m.slow.until.Store(time.Now().UnixNano())
+	if isLate(m.Encode(nil, long, false)) {
+		t.Error("a text was refused after the pause")
+	}
+	m.slow.add(len(long))
+	m.SetTimeout(time.Minute)
+	if isLate(m.Encode(nil, long, false)) {
+		t.Error("a text was refused with a new timeout")
 	}
 }

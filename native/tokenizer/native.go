@@ -43,6 +43,11 @@ const shortInput = 64 << 10
 // ones: a call cannot be interrupted, and such a one can take seconds.
 const longInput = 1 << 20
 
+// slowPause is how long texts are not tried that are no shorter than one that took longer to encode than the timeout.
+// Its caller had left, and every further one would use a processor for nothing, too. Texts up to shortInput are
+// always tried.
+const slowPause = 10 * time.Second
+
 // maxThreads bounds the threads that make calls: the encoder keeps words in memory of the
 // thread, up to some tens of MiB, so calls from any thread would use memory without bound.
 const maxThreads = 8
@@ -144,6 +149,7 @@ type Model struct {
 	info    Info
 	special []SpecialToken
 	spec    json.RawMessage
+	slow    slowTexts
 
 	mu     sync.Mutex
 	model  *C.struct_sluice_tok_model // nil when closed and no call runs
@@ -192,7 +198,10 @@ func (m *Model) describe(what int, v any) error {
 }
 
 // SetTimeout changes the timeout of the calls that begin from now on; 0 is the default of LoadOptions.
-func (m *Model) SetTimeout(d time.Duration) { m.timeout.Store(int64(cmp.Or(d, 10*time.Second))) }
+func (m *Model) SetTimeout(d time.Duration) {
+	m.timeout.Store(int64(cmp.Or(d, 10*time.Second)))
+	m.slow.until.Store(0)
+}
 
 func (m *Model) limit() time.Duration { return time.Duration(m.timeout.Load()) }
 
@@ -408,7 +417,39 @@ func (m *Model) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32, er
 	return appendIDs(dst, j.ids, j.out), nil
 }
 
+// slowTexts remembers that a text took longer to encode than the model's timeout. Of two calls that end at once
+// either may leave its length.
+type slowTexts struct {
+	bytes atomic.Int64 // the length of the shortest such text since it was last empty
+	until atomic.Int64 // ns since 1970; in the past: there is none
+}
+
+// has reports whether a text of n bytes is not to be tried.
+func (s *slowTexts) has(n int) bool {
+	return int64(n) >= s.bytes.Load() && time.Now().UnixNano() < s.until.Load()
+}
+
+// add notes that a text of n bytes took too long.
+func (s *slowTexts) add(n int) {
+	now := time.Now()
+	if now.UnixNano() >= s.until.Load() || int64(n) < s.bytes.Load() {
+		s.bytes.Store(int64(n))
+	}
+	s.until.Store(now.Add(slowPause).UnixNano())
+}
+
+// encode encodes a text on this thread.
 func (m *Model) encode(ids []uint32, text []byte, flags C.uint32_t, out *C.struct_sluice_tok_result) error {
+	if len(text) > shortInput {
+		if m.slow.has(len(text)) {
+			return &Error{Verb: "encode", Code: CodeDeadline, Reason: "a text no longer than this one took longer than " + m.limit().String()}
+		}
+		defer func(begin time.Time) {
+			if time.Since(begin) > m.limit() {
+				m.slow.add(len(text))
+			}
+		}(time.Now())
+	}
 	code := C.sluice_tokenizer_encode(m.model, (*C.uint8_t)(unsafe.SliceData(text)), C.size_t(len(text)), flags,
 		(*C.uint32_t)(unsafe.SliceData(ids)), C.size_t(len(ids)), out)
 	return failure("encode", code, out)
