@@ -198,8 +198,12 @@ func (r *rates) expireOwn(rank *worker.Rank, now int64) {
 	}
 }
 
-// ForgetRates drops what was learned from a worker's own legs: its engine has left or restarted.
+// ForgetRates drops what was learned from a worker's own legs, and how fast its engine starts requests and how
+// many it runs: the engine has left or restarted.
 func (s *Scheduler) ForgetRates(w *worker.Worker) {
+	for _, r := range w.Ranks {
+		r.Pace.Forget()
+	}
 	for work := range worker.NumWork {
 		w.Speed.Forget(work)
 		for _, r := range w.Ranks {

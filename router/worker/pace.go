@@ -1,14 +1,15 @@
 package worker
 
 import (
+	"runtime"
 	"sync/atomic"
 	"time"
 )
 
 // Pace learns how fast the engine of a rank starts the requests that it is given, and how many it runs
 // at a time, from the first tokens that the router sees and from the load that the engine reports.
-// Its methods may be called from any goroutine and never wait: what meets another call in progress is
-// dropped. The zero value has learned nothing.
+// Its methods may be called from any goroutine and, but for Forget, never wait: what meets another call in
+// progress is dropped. The zero value has learned nothing.
 type Pace struct {
 	busy atomic.Bool
 
@@ -129,4 +130,16 @@ func (p *Pace) Report(now time.Duration, running, waiting, inFlight int64, isCon
 		p.batch.Store(batch + 1)
 		p.probeAt = int64(now + minProbeAfter)
 	}
+}
+
+// Forget drops what was learned, for an engine that has left or restarted. It waits for a call in progress.
+func (p *Pace) Forget() {
+	for !p.busy.CompareAndSwap(false, true) {
+		runtime.Gosched()
+	}
+	p.count, p.elapsed, p.reports, p.recent, p.probeAfter, p.probeAt = 0, 0, 0, [8]int64{}, 0, 0
+	for _, learned := range []*atomic.Int64{&p.interval, &p.alone, &p.first, &p.batch} {
+		learned.Store(0)
+	}
+	p.busy.Store(false)
 }

@@ -83,3 +83,33 @@ func TestBatchFromReports(t *testing.T) {
 	report(18, 0, 18, false, 0) // more than that run: it was not a bound
 	report(-1, -1, 18, true, 0)
 }
+
+// TestPaceForget: after Forget an engine is as one of which nothing is known, and is learned again.
+func TestPaceForget(t *testing.T) {
+	learn := func(p *Pace) {
+		p.FirstToken(time.Second, time.Second, true, true)
+		for range 4 {
+			p.FirstToken(time.Second, 2*time.Second, false, false)
+			p.Report(0, 4, 2, 6, true)
+		}
+	}
+	state := func(p *Pace) [4]int64 {
+		return [4]int64{int64(p.Interval()), int64(p.Alone()), int64(p.First()), p.Batch()}
+	}
+	var p, fresh Pace
+	learn(&p)
+	learned := state(&p)
+	for i, v := range learned {
+		if v == 0 {
+			t.Errorf("value %d was not learned", i)
+		}
+	}
+	p.Forget()
+	if got := state(&p); got != state(&fresh) {
+		t.Errorf("after Forget %v", got)
+	}
+	learn(&p)
+	if got := state(&p); got != learned {
+		t.Errorf("learned again: %v, at first %v", got, learned)
+	}
+}
