@@ -493,6 +493,9 @@ func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admi
 		return q.awaitWorkers(emptySince)
 	}
 	*emptySince = time.Time{}
+	if q.yields() {
+		return admission.NotNow
+	}
 	if !q.hasCapacity() {
 		q.preempt()
 		if len(q.excluded) > 0 {

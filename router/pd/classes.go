@@ -165,6 +165,8 @@ type admissionPart struct {
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
 	preemption      *preemption   // nil: it has asked for no suspension
+	suspendedFor    *preemption   // of the request for which this one, the rest of a stream, was suspended; nil for none
+	yieldUntil      time.Time     // until when that request goes first
 	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
 	backlogged      time.Duration // how long its pool had waiting requests at the last TryStart
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil

@@ -271,6 +271,7 @@ func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	w := q.newWaiter()
 	w.Item.Pool, w.Item.Suspended = pause.by.pool, true
 	w.Item.Due, w.Item.Firm = math.MinInt64, false // before requests of its tenant that have not begun
+	q.suspendedFor, q.yieldUntil = pause.by, time.Now().Add(askPause)
 	if c.Enqueue(w) != admission.WithinBounds {
 		s.addNote("not suspended: the queue is full")
 		return false
@@ -292,6 +293,12 @@ func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	pause.took = time.Since(pause.left)
 	q.refreshCandidates()
 	return outcome != admission.Gone && !q.x.ClientGone() && time.Now().Before(deadline)
+}
+
+// yields reports whether the rest of a suspended stream waits for the request that it was suspended for. The
+// dispatcher may have tried that one just before the stream left its engine, and try the stream just after.
+func (q *request) yields() bool {
+	return q.suspendedFor != nil && !q.suspendedFor.ended.Load() && time.Now().Before(q.yieldUntil)
 }
 
 // awaitLimit waits until a candidate of the first leg is below its load limits. It returns false if the
