@@ -151,7 +151,7 @@ func TestLongTexts(t *testing.T) {
 	}
 }
 
-// TestSlowTexts: after a text that took longer to encode than the timeout, texts no shorter are refused at once
+// TestSlowTexts: after a text that took longer to encode than the timeout, texts of at least its length are refused at once
 // instead of using a thread each, as such or in a chat. Shorter ones are encoded, and a new timeout lets all be tried.
 func TestSlowTexts(t *testing.T) {
 	m, err := open(t).Load("testdata/tiny", LoadOptions{Timeout: time.Millisecond})

@@ -43,8 +43,8 @@ const shortInput = 64 << 10
 // ones: a call cannot be interrupted, and such a one can take seconds.
 const longInput = 1 << 20
 
-// slowPause is how long texts are not tried that are no shorter than one that took longer to encode than the timeout.
-// Its caller had left, and every further one would use a processor for nothing, too. Texts up to shortInput are
+// slowPause is how long texts of at least the length of one that took longer to encode than the timeout are not
+// tried. Its caller had left, and each further one would use a processor without effect, too. Texts up to shortInput are
 // always tried.
 const slowPause = 10 * time.Second
 
