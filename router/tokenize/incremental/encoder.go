@@ -339,7 +339,7 @@ func (e *Encoder) store(w *work, first int, blocks []blockhash.Seq) {
 func (e *Encoder) eachOnce(ids []uint32, n int) bool {
 	have := 0
 	for _, id := range ids {
-		if e.rules.boundaries.isID[id] {
+		if e.rules.boundaries.isBoundary(id) {
 			have++
 		}
 	}
@@ -349,7 +349,7 @@ func (e *Encoder) eachOnce(ids []uint32, n int) bool {
 // advance returns the position of boundary token number ordinal in ids; seen of them are before pos.
 func (e *Encoder) advance(ids []uint32, pos, seen, ordinal int) (at, seenBefore int) {
 	for i := pos; i < len(ids); i++ {
-		if !e.rules.boundaries.isID[ids[i]] {
+		if !e.rules.boundaries.isBoundary(ids[i]) {
 			continue
 		}
 		if seen == ordinal {

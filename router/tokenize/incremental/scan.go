@@ -2,6 +2,7 @@ package incremental
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 )
 
@@ -10,6 +11,8 @@ import (
 type boundarySet struct {
 	ids     map[string]uint32
 	isID    map[uint32]bool
+	low     uint32               // the least of their ids
+	span    uint32               // their greatest id minus the least
 	first   []byte               // at most maxFirst bytes with which the tokens begin
 	lengths [maxFirst][256][]int // of the tokens, by their first two bytes
 }
@@ -43,7 +46,17 @@ func newBoundarySet(tokens []AddedToken) *boundarySet {
 			*l = append(*l, len(t.Content))
 		}
 	}
+	if len(s.isID) > 0 {
+		s.low = slices.Min(slices.Collect(maps.Keys(s.isID)))
+		s.span = slices.Max(slices.Collect(maps.Keys(s.isID))) - s.low
+	}
 	return s
+}
+
+// isBoundary reports whether id is that of a boundary token. It is asked for every id of a prompt.
+// Most vocabularies number these tokens one after the other, so that the range tells nearly always.
+func (s *boundarySet) isBoundary(id uint32) bool {
+	return id-s.low <= s.span && s.isID[id]
 }
 
 // next returns the first occurrence of a boundary token at or after from: its place and length, or
