@@ -474,11 +474,12 @@ func measureEngine(t *testing.T, l *loaded, paragraphs []string) *engineFigures 
 	}
 	e := &engineFigures{LongTokens: oldTokens + newTokens}
 	var short, long []*jsonscan.Doc
-	for range 100 {
-		short = append(short, body([]message{{"user", prose(rng, paragraphs, 1000)}}))
+	// The numbers keep them from being equal: the answer for an equal prompt is kept.
+	for i := range 100 {
+		short = append(short, body([]message{{"user", fmt.Sprint("Question ", i, ". ", prose(rng, paragraphs, 1000))}}))
 	}
-	for range *rounds {
-		long = append(long, body([]message{{"user", prose(rng, paragraphs, 4*e.LongTokens)}}))
+	for i := range *rounds {
+		long = append(long, body([]message{{"user", fmt.Sprint("Question ", i, ". ", prose(rng, paragraphs, 4*e.LongTokens))}}))
 	}
 	e.ShortWall, e.ShortCPU = ask(short, 250)
 	e.LongWall, e.LongCPU = ask(long, e.LongTokens)
