@@ -173,6 +173,7 @@ func TestAccessLogOfFailures(t *testing.T) {
 	harness.WantStatus(t, harness.Post(t, m.URL+"/v1/completions", `{"model":"absent","prompt":"x"}`, "X-Request-Id", "unknown"), 404)
 	want(t, find("unknown"), map[string]any{"status": 404, "reason": "unknown_model", "model": "absent", "events": nil})
 
+	m.Fail("left", sim.Fault{Kind: sim.Slow, Delay: 50 * time.Millisecond}) // else 1,000 tokens can be sent before the client has left
 	c := harness.StartRequest(t, m.Router, "left", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"x"}],"max_tokens":1000,"ignore_eos":true}`)
 	c.Event(t)
 	c.Disconnect()
