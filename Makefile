@@ -65,7 +65,7 @@ check-tests:
 	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc|CommandsDoc)$$' ./cmd/sluice
 
 .PHONY: test
-test: ## set up everything; native, lint, unit, system and race tests, packages, and the demo (14 minutes)
+test: ## set up everything; native, lint, unit and system tests, packages, and the demo (10 minutes)
 	@scripts/test.sh
 
 .PHONY: test-tools
@@ -85,13 +85,8 @@ limits: build ## system tests that measure latency, CPU or memory, alone
 	$(GOTESTSUM) --packages="$(LIMITS)" -- $(VETTED) -shuffle=on -timeout 15m
 
 .PHONY: race
-race: build ## unit tests of what is concurrent, under the race detector
+race: build ## unit tests of what is concurrent, under the race detector (7 minutes)
 	$(GOTESTSUM) --packages="$(RACE)" -- $(VETTED) -race -short -shuffle=on -timeout 15m
-
-# It compiles what `make race` runs. The binaries themselves are not kept.
-.PHONY: race-compile
-race-compile: build
-	go test $(VETTED) -race -short -exec true $(RACE) >/dev/null
 
 .PHONY: lint
 lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the checks that a change must pass; CI runs both parts and `make fuzz`.
+# Runs the checks that a change must pass; CI runs both parts, `make race` and `make fuzz`.
 # Each step prints its name and its duration.
 #
 #   scripts/test.sh           the steps of `make test`; the fuzz targets run only their seed corpora
@@ -85,11 +85,8 @@ step 'rules' bash -c 'scripts/observability_test.py "$(scripts/prometheus.sh)" -
 step 'unit' make --no-print-directory unit
 step 'lint and compiled native tests' await_background
 step 'native' make --no-print-directory native-test # measures time
-in_background 'compile race tests' make --no-print-directory race-compile
 step 'system' make --no-print-directory system
-step 'compiled race tests' await_background
 step 'limits' make --no-print-directory limits
-step 'race' make --no-print-directory race
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   step 'packages' make --no-print-directory packages-test
 else
