@@ -3,16 +3,18 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
+	"sluice/router/worker"
 )
 
 const drainLong = `Stops a running router from sending new requests to a worker. Requests in flight continue, and its
-streams move to other workers where they can (docs/migration.md). sluice undrain ends it. A restart
-of the router ends it, too.`
+streams move to other workers where they can (docs/migration.md). It warns if no other ready worker
+has the same role and model. sluice undrain ends it. A restart of the router ends it, too.`
 
 const drainExample = `
   sluice drain decode-3
@@ -56,9 +58,13 @@ func runDrain(cmd *cobra.Command, target routerFlags, id string, on, asJSON bool
 	stdout, stderr := cmd.OutOrStdout(), cmd.ErrOrStderr()
 	ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
 	defer cancel()
-	if err := checkWorker(ctx, c, id); err != nil {
+	drained, all, err := findWorker(ctx, c, id)
+	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
 		return 1
+	}
+	if models := modelsWithoutOther(drained, all); on && len(models) > 0 {
+		fmt.Fprintf(stderr, "Warning: no other ready worker is %s for %s; requests that need one will wait for it or be refused\n", drained.Role, english.WordSeries(models, "and"))
 	}
 	change := fmt.Sprintf("Draining worker %s of", id)
 	if !on {
@@ -86,4 +92,18 @@ func runDrain(cmd *cobra.Command, target routerFlags, id string, on, asJSON bool
 		return 1
 	}
 	return 0
+}
+
+// modelsWithoutOther returns the models of a worker that no other ready worker serves in its role. An
+// aggregated worker has every role.
+func modelsWithoutOther(w *admin.Worker, all []admin.Worker) (models []string) {
+	aggregated := worker.Aggregated.String()
+	for _, model := range w.Models {
+		if !slices.ContainsFunc(all, func(other admin.Worker) bool {
+			return other.ID != w.ID && other.State == worker.Ready.String() && (other.Role == w.Role || other.Role == aggregated) && slices.Contains(other.Models, model)
+		}) {
+			models = append(models, model)
+		}
+	}
+	return models
 }

@@ -155,6 +155,9 @@ func TestDrain(t *testing.T) {
 	if code := runArgs("drain", []string{"w0"}, &out, &errs); code != 0 || state("w0") != "draining" || !strings.Contains(out.String(), "worker w0 is draining, with 0 requests in flight") {
 		t.Errorf("exit %d, %s: %s%s", code, state("w0"), &out, &errs)
 	}
+	if strings.Contains(errs.String(), "Warning") {
+		t.Errorf("a warning, although w1 is ready: %s", &errs)
+	}
 	if want := "Draining worker w0 of the router at " + adminAddr(r) + " (clients at "; !strings.Contains(errs.String(), want) || !strings.Contains(errs.String(), fmt.Sprintf("pid %d", os.Getpid())) {
 		t.Errorf("no %q in %s", want, &errs)
 	}
@@ -163,6 +166,13 @@ func TestDrain(t *testing.T) {
 	rows := strings.Split(list.String(), "\n") // the columns of all rows are aligned, and the reason is in the last one
 	if len(rows) < 3 || strings.Index(rows[0], "ENGINE") != strings.Index(rows[1], "vLLM") || strings.Index(rows[0], "ENGINE") != strings.Index(rows[2], "vLLM") || !strings.HasSuffix(rows[0], "REASON") || strings.HasSuffix(rows[1], "sim") {
 		t.Errorf("workers:\n%s", &list)
+	}
+	for _, args := range [][]string{{"w1"}, {"--json", "w1"}} {
+		var out, errs bytes.Buffer
+		if code := runArgs("drain", args, &out, &errs); code != 0 || !strings.Contains(errs.String(), "Warning: no other ready worker is aggregated for sim; requests that need one will wait for it or be refused") {
+			t.Errorf("%q: exit %d: %s", args, code, &errs)
+		}
+		runArgs("undrain", []string{"w1"}, &out, &errs)
 	}
 	complete := func(command string) string {
 		var out, errs bytes.Buffer

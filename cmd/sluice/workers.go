@@ -81,20 +81,20 @@ func encodeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// checkWorker returns an error with the nearest name if the router has no worker id.
-func checkWorker(ctx context.Context, c *admin.Client, id string) error {
-	workers, err := c.Workers(ctx)
+// findWorker returns the worker id among all workers of the router, or an error with the nearest name.
+func findWorker(ctx context.Context, c *admin.Client, id string) (w *admin.Worker, all []admin.Worker, err error) {
+	all, err = c.Workers(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	var known []string
-	for i := range workers {
-		if workers[i].ID == id {
-			return nil
+	for i := range all {
+		if all[i].ID == id {
+			return &all[i], all, nil
 		}
-		known = append(known, workers[i].ID)
+		known = append(known, all[i].ID)
 	}
-	return fmt.Errorf("the router has no worker %q%s; `sluice workers` lists them", id, config.Suggestion(id, known))
+	return nil, nil, fmt.Errorf("the router has no worker %q%s; `sluice workers` lists them", id, config.Suggestion(id, known))
 }
 
 // rankRow is a rank and its worker.
