@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +55,11 @@ func TestHelp(t *testing.T) {
 				if strings.Contains(out.String(), bad) {
 					t.Errorf("%q: %q in\n%s", args, bad, &out)
 				}
+			}
+		}
+		for line := range strings.Lines(cmd.Long) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > helpColumns {
+				t.Errorf("%s: a line of the help has %d characters: %s", cmd.CommandPath(), n, line)
 			}
 		}
 		if cmd.GroupID == "" && cmd.Parent() == root {

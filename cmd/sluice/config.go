@@ -9,8 +9,8 @@ import (
 	"sluice/router/config"
 )
 
-const printDefaultsLong = `Prints a configuration file in which every field that has a default has it. Fields without a default,
-such as workers and secrets, are not in it; docs/config.md lists all fields.`
+const printDefaultsLong = `Prints a configuration file in which every field that has a default has it. Fields without a
+default, such as workers and secrets, are not in it; docs/config.md lists all fields.`
 
 const configSchemaLong = `Prints the JSON Schema (draft 2020-12) of the configuration file, with descriptions, defaults and
 accepted values. An editor with yaml-language-server uses it for a file that begins with the line

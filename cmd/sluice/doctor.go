@@ -19,14 +19,14 @@ import (
 	"sluice/router/config"
 )
 
-var doctorLong = `Reports which of the libraries that observe KV transfers or tokenize prompts work on this machine, where they were found
-and in which version; which limits and devices the machine has; why something does not work, and
-what to do about it. Each library is loaded and tried in a process of its own, so one that hangs or
-crashes affects its line only. With --config the tokenizers of the models (models.NAME.tokenizer) are
-loaded as well, and tried with a chat and a text. Nothing is changed.
+var doctorLong = `Reports which of the libraries that observe KV transfers or tokenize prompts work on this machine,
+where they were found and in which version; which limits and devices the machine has; why something
+does not work, and what to do about it. Each library is loaded and tried in a process of its own, so
+one that hangs or crashes affects its line only. With --config the tokenizers of the models
+(models.NAME.tokenizer) are loaded as well, and tried with a chat and a text. Nothing is changed.
 
-The checks are ` + strings.Join(doctorNames, ", ") + `. A check is required if the
-configuration of --config needs it or --require names it.`
+The checks are ` + strings.Join(doctorNames, ", ") + `.
+A check is required if the configuration of --config needs it or --require names it.`
 
 const doctorExamples = `
   sluice doctor                                    what this machine has

@@ -17,9 +17,10 @@ import (
 	"sluice/router/config"
 )
 
-const healthLong = `Asks the router at the listen address of the configuration whether it runs (/livez) or, with --ready,
-whether it accepts requests (/readyz). It is the health check of the container image, which has no
-other HTTP client. It cannot ask a router that requires client certificates or the PROXY protocol.`
+const healthLong = `Asks the router at the listen address of the configuration whether it runs (/livez) or, with
+--ready, whether it accepts requests (/readyz). It is the health check of the container image, which
+has no other HTTP client. It cannot ask a router that requires client certificates or the PROXY
+protocol.`
 
 const healthExample = `
   sluice health --config /etc/sluice/sluice.yaml

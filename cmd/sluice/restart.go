@@ -22,7 +22,7 @@ func restartCommand() *cobra.Command {
 	var asJSON bool
 	cmd := newCommand(cobra.Command{
 		Use: "restart [flags]", GroupID: groupOperate, Short: "replace a running router with a new process without losing requests", Long: restartLong, Example: restartExample,
-	}, "0 replaced, 1 no router found, not confirmed, or the new process did not become ready", func(cmd *cobra.Command, _ []string) int {
+	}, "0 replaced, 1 no router found, not confirmed, or the new one not ready", func(cmd *cobra.Command, _ []string) int {
 		return runRestart(cmd, target, asJSON)
 	})
 	target.addChange(cmd)

@@ -22,8 +22,10 @@ const serveLong = `Runs the router. The configuration is the file given by --con
 (SLUICE_ and the path of a field) over the file and flags over both.
 
 The first line on standard output is the address on which the router listens, as JSON with
-log.format json; logs go to standard error. /readyz reports what the router is waiting for. SIGTERM drains and ends it, SIGHUP reloads
-the configuration (see sluice reload), SIGUSR2 replaces the process (see sluice restart).`
+log.format json; logs go to standard error. /readyz reports what the router is waiting for.
+
+SIGTERM drains and ends it, SIGHUP reloads the configuration (see sluice reload), SIGUSR2 replaces
+the process (see sluice restart).`
 
 const serveExamples = `
   sluice serve --engine http://127.0.0.1:8000

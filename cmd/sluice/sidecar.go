@@ -22,8 +22,9 @@ X-Prefiller-Host-Port or X-Sluice-Prefill, which must be inside --prefill-networ
 header the sidecar chooses one of --prefill; without those the engine runs the whole request.
 
 The first line on standard output is the address on which it listens; logs go to standard error.
-/readyz follows the engine's health. SIGTERM drains and ends it. A pod spec, a systemd unit and the
-headers are in docs/sidecar.md.`
+/readyz follows the engine's health. SIGTERM drains and ends it, SIGUSR2 replaces the process. It
+reads no configuration file, so SIGHUP only logs that there is nothing to reload: change its flags
+or variables and start it again. A pod spec, a systemd unit and the headers are in docs/sidecar.md.`
 
 const sidecarExamples = `
   sluice sidecar --listen 0.0.0.0:8000 --engine http://127.0.0.1:8200 --prefill-networks 10.0.0.0/8

@@ -51,7 +51,7 @@ var Catalog = []Family{
 	{"sluice_model_input_tokens_total", "counter", "model", "Prompt tokens of answered requests, as reported by the engine or counted by the router."},
 	{"sluice_model_output_tokens_total", "counter", "model", "Generated tokens, as reported by the engine."},
 	{"sluice_model_cached_tokens_total", "counter", "model", "Prompt tokens that the engine reported as cached; for a request with a prefill leg, those of its engine."},
-	{"sluice_model_queue_seconds", "histogram", "model", "Time from the request's head until its first leg is sent: reading and tokenizing the prompt, waiting for a worker, and the choice."},
+	{"sluice_model_queue_seconds", "histogram", "model", "Time from the request's head until its first leg is sent: reading and tokenizing the prompt, waiting for a worker (queue_ms of the access log is that alone), and the choice."},
 	{"sluice_model_time_to_first_token_seconds", "histogram", "model", "Time from the request's head to the first token of a streamed response."},
 	{"sluice_model_inter_token_latency_seconds", "histogram", "model", "Time between the events of a stream after the first token. Events that arrive together share the time equally."},
 	{"sluice_model_time_per_output_token_seconds", "histogram", "model", "Time from the first token to the end of a stream, divided by its output tokens less one; one observation for each stream whose engine reported usage."},
