@@ -635,13 +635,13 @@ def readme_row(f, about):
         if r:
             said.append(text % r)
 
-    for kind, text in (("new", "a new text prompt of 4 KB that is not streamed costs %.2f of haproxy's CPU"), ("same", "the same prompt again %.2f"),
-                       ("load", "one of token ids that the client gives %.2f")):
+    for kind, text in (("new", "a request that is not streamed costs, of haproxy's CPU: with a new prompt of 4 KB of text %.2f"), ("same", "with the same prompt again %.2f"),
+                       ("load", "with 4 KB of token ids that the client gives, half of them new, %.2f")):
         ratio(text, ("json", "sluice", kind, 4_000), ("json", BASE, kind, 4_000))
-    ratio("an event of a stream %.2f", ("event", "sluice"), ("event", BASE))
+    ratio("an event of a stream costs %.2f of haproxy's", ("event", "sluice"), ("event", BASE))
     others = [r for r in (f.ratio(("json", n, "new", 4_000), ("json", BASE, "new", 4_000)) for n in PEERS) if r]
     if others:
-        said.append("the other routers' new prompt %.2f to %.2f" % (min(others), max(others)))
+        said.append("the other routers' new prompt of 4 KB of text %.2f to %.2f" % (min(others), max(others)))
     if about["busy"]:
         said.append("measured on a busy machine")
     return "| `make compare` | Sluice beside haproxy, nginx, vllm-router, sglang-router and smg on the same mock engines | %s ([docs/compare.md](docs/compare.md)) |" % "; ".join(said)
