@@ -160,7 +160,7 @@ def check_protocol(program, protocol, folder):
                          env={"OTEL_SERVICE_NAME": "sluice-under-test", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test", "OTEL_BSP_SCHEDULE_DELAY": "100"})
         processes.append(router)
         until(protocol + ": the router is ready", lambda: answers("http://%s/readyz" % router.addr))
-        check_requests(protocol, router, path)
+        check_requests(protocol, router, engines, path)
         check_losses(protocol, router, collector)
     finally:
         for p in reversed(processes):
@@ -178,7 +178,7 @@ def reachable(port):
         c.close()
 
 
-def check_requests(protocol, router, path):
+def check_requests(protocol, router, engines, path):
     prompt = "Tell me of the sea and of the ships that sail on it. " * 20
     parent_trace, parent_span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     body = {"model": "sim", "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
@@ -195,14 +195,18 @@ def check_requests(protocol, router, path):
     check(protocol + ": kinds of the spans", top["kind"] == SERVER and prefill["kind"] == decode["kind"] == CLIENT, [s["kind"] for s in spans])
     a = top["attributes"]
     want = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "sim", "http.request.method": "POST", "http.response.status_code": 200,
-            "http.route": "/v1/chat/completions", "client.address": "127.0.0.1", "gen_ai.usage.output_tokens": 8, "sluice.plan": "disaggregated",
+            "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http", "gen_ai.provider.name": "sluice", "client.address": "127.0.0.1", "gen_ai.usage.output_tokens": 8, "sluice.plan": "disaggregated",
             "sluice.pd.family": "nixl", "sluice.stream": True, "sluice.retries": 0}
     wrong = {k: a.get(k) for k in want if a.get(k) != want[k]}
     check(protocol + ": attributes of the request", not wrong, wrong)
     usage = json.loads([line for line in text.splitlines() if '"usage":{' in line][-1].removeprefix("data: "))["usage"]
     check(protocol + ": input tokens are the engine's", a.get("gen_ai.usage.input_tokens") == usage["prompt_tokens"], a)
-    check(protocol + ": the first token's time lies in the request", 0 < a.get("gen_ai.server.time_to_first_token", 0) * 1e9 <= top["end"] - top["begin"], a)
+    check(protocol + ": the first token's time lies in the request", 0 < a.get("sluice.time_to_first_token", 0) * 1e9 <= top["end"] - top["begin"], a)
     check(protocol + ": the workers of the legs", prefill["attributes"].get("sluice.worker") == "p0" and decode["attributes"].get("sluice.worker") == "d0", spans)
+    for leg, engine in ((prefill, engines[0]), (decode, engines[1])):
+        got = {k: leg["attributes"].get(k) for k in ("http.request.method", "server.address", "server.port", "gen_ai.provider.name", "gen_ai.operation.name", "gen_ai.request.model")}
+        host, port = engine.addr.rsplit(":", 1)
+        check(protocol + ": attributes of " + leg["name"], list(got.values()) == ["POST", host, int(port), "vllm", "chat", "sim"], got)
     check(protocol + ": decode begins after prefill", decode["begin"] >= prefill["end"], (prefill, decode))
 
     status, _ = ask(router.addr, "/v1/completions", {"model": "sim", "prompt": "not streamed", "max_tokens": 2}, **{"X-Request-Id": "whole"})

@@ -29,7 +29,7 @@ func (r *Router) newRequestLog() (*requestlog.Log, error) {
 		r.metrics.GaugeFunc(stat(func(s accesslog.Stats) uint64 { return s.Failed }), "sluice_access_log_lines_total", "result", "failed")
 	}
 	c := &r.cfg.Tracing
-	opt := tracing.Options{Endpoint: c.Endpoint, Protocol: c.Protocol, Sample: c.Sample, Slow: c.Slow, Version: r.version, Log: r.log}
+	opt := tracing.Options{Endpoint: c.Endpoint, Protocol: c.Protocol, Sample: c.Sample, Slow: c.Slow, Version: r.version, TLS: r.cfg.TLS.Cert != "", Log: r.log}
 	if opt.Protocol == "auto" {
 		opt.Protocol = ""
 	}

@@ -36,6 +36,7 @@ func (l *legRecord) start() {
 	l.began, l.completed = monotime.Of(time.Now()), false
 	l.settings.Observer.LegStarted(l.kind, l.rank.ID)
 	l.entryLeg = int8(l.entry.StartLeg(l.kind.String(), l.rank.ID.Worker, int(l.rank.ID.Rank), int(l.predicted), l.began.Time()))
+	l.entry.SetLegEngine(int(l.entryLeg), l.rank.URL, l.rank.Worker.Info().Engine)
 }
 
 // complete reports the leg's outcome to the Observer. Only the first call has an effect.

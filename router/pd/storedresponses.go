@@ -371,6 +371,7 @@ func beginStored(log *requestlog.Log, x front.Exchange, rank *worker.Rank) *stor
 	}
 	s.entry, s.received, s.began = log.Begin(r), req.Received, time.Now()
 	s.leg = s.entry.StartLeg("stored", rank.ID.Worker, int(rank.ID.Rank), -1, s.began)
+	s.entry.SetLegEngine(s.leg, rank.URL, rank.Worker.Info().Engine)
 	req.Reported = true // every end of the request finishes the entry
 	return s
 }

@@ -177,6 +177,8 @@ type Leg struct {
 	Predicted int // number of prompt tokens that the rank should have cached; -1: there is no prompt
 	Outcome   string
 	SpanID    SpanID
+	URL       string // of the engine; only with a trace
+	Engine    string // vllm, sglang or trtllm; "" unknown, or there is no trace
 }
 
 // Outcome is the end of a request.
@@ -221,6 +223,18 @@ func (e *Entry) StartLeg(kind, worker string, rank, predicted int, began time.Ti
 	}
 	e.Legs = append(e.Legs, l)
 	return len(e.Legs) - 1
+}
+
+// SetLegEngine records the URL and the kind of the engine that a leg calls, which only traces have.
+func (e *Entry) SetLegEngine(leg int, url, engine string) {
+	if e == nil || leg == NoLeg || e.Trace.ID == (TraceID{}) {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.finished {
+		e.Legs[leg].URL, e.Legs[leg].Engine = url, engine
+	}
 }
 
 // drop counts what is beyond a bound. A finished entry does not change.

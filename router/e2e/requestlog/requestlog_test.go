@@ -262,6 +262,17 @@ func (c *collector) trace(t *testing.T, id string) (spans map[string]*tracepb.Sp
 	return spans
 }
 
+// attributes returns those of a span that are texts or numbers.
+func attributes(s *tracepb.Span) map[string]string {
+	m := make(map[string]string)
+	for _, a := range s.Attributes {
+		if m[a.Key] = a.Value.GetStringValue(); m[a.Key] == "" {
+			m[a.Key] = fmt.Sprint(a.Value.GetIntValue())
+		}
+	}
+	return m
+}
+
 // startStoring starts an engine that stores the responses "resp_1" and "resp_2". It closes the
 // connection of a request about "resp_2". traceparents receives the header of the others.
 func startStoring(t *testing.T, traceparents chan<- string) config.Worker {
@@ -363,6 +374,9 @@ func TestTraces(t *testing.T) {
 				workers = append(workers, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
 				legs = []string{"prefill", "decode"}
 			}
+			for i := range workers {
+				workers[i].Engine = "vllm"
+			}
 			r := harness.StartRouter(t, harness.AllOf(mod, func(cfg *config.Config) { cfg.PD.Family, cfg.Tokens.Mode = family, "text" }), workers...)
 			const id, client = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`), "Traceparent", "00-"+id+"-"+client+"-01", "Tracestate", "k=v", "X-Request-Id", "r1")
@@ -393,10 +407,15 @@ func TestTraces(t *testing.T) {
 			if root := spans[rootID]; root == nil || root.Name != "chat sim" {
 				t.Fatalf("no span below the client's; spans are %v", names)
 			}
-			for _, leg := range legs {
+			for i, leg := range legs {
 				s := spans[seen[leg]]
 				if s == nil || s.Name != leg || hex.EncodeToString(s.ParentSpanId) != rootID {
 					t.Errorf("%s: span %s is %v; spans are %v", leg, seen[leg], s, names)
+					continue
+				}
+				a := attributes(s)
+				if at := fmt.Sprintf("http://%s:%s", a["server.address"], a["server.port"]); at != workers[i].URL || a["gen_ai.provider.name"] != "vllm" {
+					t.Errorf("%s: attributes are %v; want the engine %s, vllm", leg, a, workers[i].URL)
 				}
 			}
 			for _, name := range []string{"tokenize", "choose"} {

@@ -16,6 +16,6 @@
 //	└── decode        the engine call (client); "whole" where one rank does both
 //	    └── stream    from the first token to the end
 //
-// Names and attributes follow the semantic conventions for HTTP and generative AI; Sluice's own
-// begin with "sluice.".
+// Attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI, of the
+// version of the package semconv that is imported; Sluice's own begin with "sluice.".
 package tracing

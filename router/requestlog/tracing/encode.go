@@ -7,10 +7,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	mathrand "math/rand/v2"
+	"net/url"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0" // the last one that has generative AI; docs/request-log.md names it
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -21,12 +24,13 @@ import (
 // encoder makes OTLP messages of entries.
 type encoder struct {
 	resource *resourcepb.Resource
-	schema   string
+	schema   string // of the resource's attributes
+	scheme   string // http or https: how clients reach the router
 	scope    *commonpb.InstrumentationScope
 }
 
 // newEncoder reads the resource's attributes from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
-func newEncoder(version string) (encoder, error) {
+func newEncoder(version string, tls bool) (encoder, error) {
 	instance := make([]byte, 8)
 	rand.Read(instance)
 	r, err := resource.New(context.Background(),
@@ -38,9 +42,10 @@ func newEncoder(version string) (encoder, error) {
 		return encoder{}, err
 	}
 	e := encoder{resource: new(resourcepb.Resource), schema: r.SchemaURL(), scope: &commonpb.InstrumentationScope{Name: "sluice", Version: version}}
+	e.scheme = map[bool]string{false: "http", true: "https"}[tls]
 	for i := r.Iter(); i.Next(); {
 		a := i.Attribute()
-		e.resource.Attributes = append(e.resource.Attributes, text(string(a.Key), a.Value.String()))
+		e.resource.Attributes = append(e.resource.Attributes, text(a.Key, a.Value.String()))
 	}
 	return e, nil
 }
@@ -48,11 +53,11 @@ func newEncoder(version string) (encoder, error) {
 func (e *encoder) encode(entries []*requestlog.Entry) *tracepb.ResourceSpans {
 	spans := make([]*tracepb.Span, 0, 8*len(entries))
 	for _, r := range entries {
-		spans = appendSpans(spans, r)
+		spans = e.appendSpans(spans, r)
 	}
 	return &tracepb.ResourceSpans{
 		Resource: e.resource, SchemaUrl: e.schema,
-		ScopeSpans: []*tracepb.ScopeSpans{{Scope: e.scope, Spans: spans}},
+		ScopeSpans: []*tracepb.ScopeSpans{{Scope: e.scope, SchemaUrl: semconv.SchemaURL, Spans: spans}},
 	}
 }
 
@@ -65,11 +70,11 @@ var operations = map[string]string{
 
 // appendSpans appends the spans of a request. The span of the request is the parent of all others but
 // of the span stream, whose parent is its leg.
-func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
-	root := rootSpan(r)
+func (e *encoder) appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
+	root := e.rootSpan(r)
 	t := &trace{spans: append(spans, root), root: root}
 	if !r.Tokenize.Began.IsZero() {
-		t.add("tokenize", r.Tokenize, number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+		t.add("tokenize", r.Tokenize, number(semconv.GenAIUsageInputTokensKey, int64(r.PromptTokens)))
 	}
 	if !r.Queue.Began.IsZero() {
 		t.addQueue(r)
@@ -93,7 +98,7 @@ func appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tracepb.Span {
 }
 
 // rootSpan returns the span of the whole request. Its parent is the client's span, if there is one.
-func rootSpan(r *requestlog.Entry) *tracepb.Span {
+func (e *encoder) rootSpan(r *requestlog.Entry) *tracepb.Span {
 	operation := operations[r.Endpoint]
 	name := operation
 	if name == "" {
@@ -105,7 +110,7 @@ func rootSpan(r *requestlog.Entry) *tracepb.Span {
 		TraceId: r.Trace.ID[:], SpanId: r.Trace.Span[:], TraceState: r.Trace.Parent.State, Name: name, Kind: tracepb.Span_SPAN_KIND_SERVER,
 		StartTimeUnixNano: nanos(r.Received), EndTimeUnixNano: nanos(r.Received.Add(r.Total)),
 		Attributes: []*commonpb.KeyValue{
-			text("http.request.method", cmp.Or(r.Method, "POST")), number("http.response.status_code", int64(r.Status)),
+			text(semconv.HTTPRequestMethodKey, method(r)), number(semconv.HTTPResponseStatusCodeKey, int64(r.Status)), text(semconv.URLSchemeKey, e.scheme),
 			text("sluice.request.id", r.ID),
 		},
 	}
@@ -113,35 +118,38 @@ func rootSpan(r *requestlog.Entry) *tracepb.Span {
 		root.ParentSpanId = r.Trace.Parent.Span[:]
 	}
 	add := func(a ...*commonpb.KeyValue) { root.Attributes = append(root.Attributes, a...) }
-	addText := func(key, value string) {
+	addText := func(key attribute.Key, value string) {
 		if value != "" {
 			add(text(key, value))
 		}
 	}
-	addText("http.route", r.Endpoint)
-	addText("gen_ai.operation.name", operation)
-	addText("gen_ai.request.model", r.Model)
+	addText(semconv.HTTPRouteKey, r.Endpoint)
+	addText(semconv.URLPathKey, r.Endpoint) // without the id of a stored response, which is as good as a secret
+	if operation != "" {
+		add(text(semconv.GenAIOperationNameKey, operation), text(semconv.GenAIProviderNameKey, "sluice"))
+	}
+	addText(semconv.GenAIRequestModelKey, r.Model)
 	addText("sluice.plan", r.Plan)
 	addText("sluice.pd.family", r.Family)
 	addText("sluice.fallback", r.Fallback)
 	addText("sluice.key", r.Key)
 	if r.Client.IsValid() {
-		add(text("client.address", r.Client.String()))
+		add(text(semconv.ClientAddressKey, r.Client.String()))
 	}
 	if r.PromptTokens > 0 {
-		add(number("gen_ai.usage.input_tokens", int64(r.PromptTokens)))
+		add(number(semconv.GenAIUsageInputTokensKey, int64(r.PromptTokens)))
 	}
 	if r.OutputTokens > 0 {
-		add(number("gen_ai.usage.output_tokens", int64(r.OutputTokens)))
+		add(number(semconv.GenAIUsageOutputTokensKey, int64(r.OutputTokens)))
 	}
 	if r.CachedTokens >= 0 && r.Reason == "" {
-		add(number("gen_ai.usage.cache_read.input_tokens", int64(r.CachedTokens)))
+		add(number(semconv.GenAIUsageCacheReadInputTokensKey, int64(r.CachedTokens)))
 	}
 	if r.FirstToken > 0 {
-		add(float("gen_ai.server.time_to_first_token", r.FirstToken.Seconds()))
+		add(float("sluice.time_to_first_token", r.FirstToken.Seconds()))
 	}
 	add(boolean("sluice.stream", r.Stream), number("sluice.retries", int64(r.Retries)), number("sluice.migrations", int64(r.Migrations)))
-	addText("error.type", r.Reason)
+	addText(semconv.ErrorTypeKey, r.Reason)
 	if r.Status >= 500 || r.Reason != "" && r.Status < 400 {
 		root.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: r.Reason}
 	}
@@ -177,7 +185,7 @@ func (t *trace) addQueue(r *requestlog.Entry) {
 	span := t.add("queue", r.Queue)
 	for _, a := range [...][2]string{{"sluice.class", r.Class}, {"sluice.tenant", r.Tenant}} {
 		if a[1] != "" {
-			span.Attributes = append(span.Attributes, text(a[0], a[1]))
+			span.Attributes = append(span.Attributes, text(attribute.Key(a[0]), a[1]))
 		}
 	}
 	if r.Position > 0 {
@@ -193,36 +201,61 @@ func (t *trace) addLegs(r *requestlog.Entry) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		span := t.addBelow(t.root, l.SpanID, l.Kind, tracepb.Span_SPAN_KIND_CLIENT, l.Span,
-			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)))
+			text("sluice.worker", l.Worker), number("sluice.rank", int64(l.Rank)), text(semconv.HTTPRequestMethodKey, method(r)))
+		span.Attributes = appendEngine(span.Attributes, r, l)
 		if l.Predicted >= 0 {
 			span.Attributes = append(span.Attributes, number("sluice.predicted_cached_tokens", int64(l.Predicted)))
 		}
 		if l.Outcome != "ok" {
-			span.Attributes = append(span.Attributes, text("error.type", l.Outcome))
+			span.Attributes = append(span.Attributes, text(semconv.ErrorTypeKey, l.Outcome))
 			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: l.Outcome}
 		}
 		if l.Kind != "prefill" && !streamed && !first.Before(l.Began) && !first.After(l.End()) {
 			streamed = true
 			t.addBelow(span, requestlog.SpanID{}, "stream", tracepb.Span_SPAN_KIND_INTERNAL, requestlog.Span{Began: first, Took: l.End().Sub(first)},
-				number("gen_ai.usage.output_tokens", int64(r.OutputTokens)))
+				number(semconv.GenAIUsageOutputTokensKey, int64(r.OutputTokens)))
 		}
 	}
 }
 
+// appendEngine appends what the conventions want to know of the engine that a leg calls.
+func appendEngine(to []*commonpb.KeyValue, r *requestlog.Entry, l *requestlog.Leg) []*commonpb.KeyValue {
+	if u, err := url.Parse(l.URL); err == nil && u.Host != "" {
+		to = append(to, text(semconv.ServerAddressKey, u.Hostname()))
+		port, err := strconv.Atoi(u.Port())
+		if err != nil {
+			port = map[bool]int{false: 80, true: 443}[u.Scheme == "https"]
+		}
+		to = append(to, number(semconv.ServerPortKey, int64(port)))
+	}
+	if l.Engine != "" {
+		to = append(to, text(semconv.GenAIProviderNameKey, l.Engine))
+	}
+	if operation := operations[r.Endpoint]; operation != "" {
+		to = append(to, text(semconv.GenAIOperationNameKey, operation))
+	}
+	if r.Model != "" {
+		to = append(to, text(semconv.GenAIRequestModelKey, r.Model))
+	}
+	return to
+}
+
+func method(r *requestlog.Entry) string { return cmp.Or(r.Method, "POST") }
+
 func nanos(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
 
-func text(key, value string) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: value}}}
+func text(key attribute.Key, value string) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: string(key), Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: value}}}
 }
 
-func number(key string, value int64) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: value}}}
+func number(key attribute.Key, value int64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: string(key), Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: value}}}
 }
 
-func float(key string, value float64) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: value}}}
+func float(key attribute.Key, value float64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: string(key), Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: value}}}
 }
 
-func boolean(key string, value bool) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: value}}}
+func boolean(key attribute.Key, value bool) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: string(key), Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: value}}}
 }

@@ -72,7 +72,7 @@ func New(opt Options) (*Exporter, error) {
 	if e.batch, err = newBatch(); err != nil {
 		return nil, err
 	}
-	if e.encoder, err = newEncoder(opt.Version); err != nil {
+	if e.encoder, err = newEncoder(opt.Version, opt.TLS); err != nil {
 		return nil, err
 	}
 	otel.SetLogger(logr.New(settingsSink{e.log}))

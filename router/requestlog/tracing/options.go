@@ -26,6 +26,7 @@ type Options struct {
 	// Traces of failed and of migrated requests are always kept.
 	Slow    time.Duration
 	Version string // of Sluice, for the resource
+	TLS     bool   // clients reach the router by https
 	Log     *slog.Logger
 }
 

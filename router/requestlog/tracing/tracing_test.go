@@ -10,12 +10,16 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
@@ -126,11 +130,13 @@ func logOne(l *requestlog.Log, traceparent string) (legs []string) {
 	e.AddWait(at)
 	e.AddChoice("prefill", "p0", 0, at)
 	p := e.StartLeg("prefill", "p0", 0, 16, at)
+	e.SetLegEngine(p, "http://[::1]:8100", "vllm")
 	e.EndLeg(p, "ok", 10*time.Millisecond)
 	bad := e.StartLeg("decode", "d0", 0, 0, at.Add(10*time.Millisecond))
 	e.EndLeg(bad, "5xx", 5*time.Millisecond)
 	e.AddRetry()
 	d := e.StartLeg("decode", "d1", 1, 0, at.Add(15*time.Millisecond))
+	e.SetLegEngine(d, "https://decode.example", "sglang")
 	e.EndLeg(d, "ok", 85*time.Millisecond)
 	for _, n := range []int{p, bad, d} {
 		legs = append(legs, e.LegTraceparent(n))
@@ -212,6 +218,77 @@ func TestSpans(t *testing.T) {
 				t.Errorf("stats are %+v", s)
 			}
 		})
+	}
+}
+
+// TestConventions: attributes that do not begin with "sluice." are those of the conventions whose version
+// docs/request-log.md and the schema name. The spans of the request and of its legs have the required
+// ones, with the right values.
+func TestConventions(t *testing.T) {
+	r, url := startHTTP(t)
+	e, l := start(t, Options{Endpoint: url, Protocol: "http", TLS: true})
+	logOne(l, parent)
+	l.Begin(requestlog.Request{ID: "r2", Method: "GET", Endpoint: "/v1/responses/{id}", Client: netip.MustParseAddr("::1"), Received: time.Now(), Traceparent: []byte(parent)}).
+		Finish(requestlog.Outcome{Status: 502, Reason: "upstream_failed", CachedTokens: -1}, 0)
+	e.Close()
+	page, err := os.ReadFile("../../../docs/request-log.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := semconv.SchemaURL[strings.LastIndex(semconv.SchemaURL, "/")+1:]
+	if want := "conventions " + version; !strings.Contains(string(page), want) {
+		t.Errorf("docs/request-log.md does not say %q", want)
+	}
+	for _, m := range r.requests {
+		if got := m.ResourceSpans[0].ScopeSpans[0].SchemaUrl; got != semconv.SchemaURL {
+			t.Errorf("the schema of the spans is %q", got)
+		}
+	}
+	known := []attribute.Key{
+		semconv.HTTPRequestMethodKey, semconv.HTTPResponseStatusCodeKey, semconv.HTTPRouteKey, semconv.URLPathKey, semconv.URLSchemeKey, semconv.ClientAddressKey,
+		semconv.ServerAddressKey, semconv.ServerPortKey, semconv.ErrorTypeKey, semconv.GenAIOperationNameKey, semconv.GenAIProviderNameKey, semconv.GenAIRequestModelKey,
+		semconv.GenAIUsageInputTokensKey, semconv.GenAIUsageOutputTokensKey, semconv.GenAIUsageCacheReadInputTokensKey,
+	}
+	seen := make(map[string]bool)
+	var legs []map[string]string
+	for _, s := range r.spans() {
+		a := attributes(s)
+		for k := range a {
+			seen[k] = true
+			if !strings.HasPrefix(k, "sluice.") && !slices.Contains(known, attribute.Key(k)) {
+				t.Errorf("%s has the attribute %s, which the conventions do not have", s.Name, k)
+			}
+			if !strings.Contains(string(page), "`"+k+"`") {
+				t.Errorf("docs/request-log.md does not name the attribute %s of %s", k, s.Name)
+			}
+		}
+		want := map[string]string{"http.request.method": "POST"}
+		switch {
+		case s.Kind == tracepb.Span_SPAN_KIND_CLIENT:
+			legs = append(legs, a)
+			want["gen_ai.operation.name"], want["gen_ai.request.model"] = "chat", "m"
+		case a["http.request.method"] == "GET":
+			want = map[string]string{"http.request.method": "GET", "http.route": "/v1/responses/{id}", "url.path": "/v1/responses/{id}", "url.scheme": "https", "error.type": "upstream_failed", "client.address": "::1", "gen_ai.provider.name": ""}
+		case s.Kind == tracepb.Span_SPAN_KIND_SERVER:
+			want = map[string]string{"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "https", "gen_ai.provider.name": "sluice", "gen_ai.usage.cache_read.input_tokens": "8"}
+		default:
+			continue
+		}
+		for k, v := range want {
+			if a[k] != v {
+				t.Errorf("%s: %s is %q, want %q", s.Name, k, a[k], v)
+			}
+		}
+	}
+	for _, k := range known {
+		if !seen[string(k)] {
+			t.Errorf("no span has the attribute %s", k)
+		}
+	}
+	for i, want := range [][3]string{{"::1", "8100", "vllm"}, {}, {"decode.example", "443", "sglang"}} { // the second engine is not known
+		if got := [3]string{legs[i]["server.address"], legs[i]["server.port"], legs[i]["gen_ai.provider.name"]}; got != want {
+			t.Errorf("leg %d: server.address, server.port and gen_ai.provider.name are %q, want %q", i, got, want)
+		}
 	}
 }
 
