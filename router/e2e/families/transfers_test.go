@@ -9,12 +9,9 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 
 	"sluice/bench/testwait"
 	"sluice/nixl"
@@ -23,75 +20,6 @@ import (
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
-
-// transferReporter is a router that receives transfer reports over ZMQ, and a socket that sends them.
-type transferReporter struct {
-	*harness.Router
-	push *zmq.Socket
-	mu   sync.Mutex
-}
-
-func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *transferReporter {
-	t.Helper()
-	r := &transferReporter{Router: harness.StartRouter(t, func(c *config.Config) {
-		c.Transfers.ZMQListen = "tcp://127.0.0.1:*"
-		if mod != nil {
-			mod(c)
-		}
-	}, workers...)}
-	testwait.UntilWithin(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
-	d, err := r.Transfers.Document(netip.IPv6Loopback())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc struct{ ZMQ struct{ Endpoint string } }
-	js, _ := json.Marshal(d)
-	if err := json.Unmarshal(js, &doc); err != nil {
-		t.Fatal(err)
-	}
-	ctx, err := zmq.NewContext()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.push, err = ctx.NewSocket(zmq.PUSH); err == nil {
-		r.push.SetLinger(0)
-		err = r.push.Connect(doc.ZMQ.Endpoint)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { r.push.Close(); ctx.Term() })
-	return r
-}
-
-// report sends a report about a request like an engine's connector. A decode engine includes the
-// completion slot from its request body, if there was one.
-func (r *transferReporter) report(event, status, id, body string) {
-	var sent struct {
-		Handle struct {
-			Completion *struct {
-				Slot  int
-				Nonce string
-			} `json:"sluice"`
-		} `json:"kv_transfer_params"`
-	}
-	slot := "- -"
-	if json.Unmarshal([]byte(body), &sent) == nil && sent.Handle.Completion != nil && event == "recv" {
-		slot = fmt.Sprintf("%d %s", sent.Handle.Completion.Slot, sent.Handle.Completion.Nonce)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s %s 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, slot, id), 0)
-}
-
-func withReportingConnector(w config.Worker) config.Worker {
-	w.Options = map[string][]string{"connector": {"true"}}
-	return w
-}
-
-func chatReply(text string) string {
-	return `{"id":"chatcmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
-}
 
 // TestLostHandoverRunsAgain: a decode waits for KV that will never arrive. The router cancels it as
 // soon as an engine reports that the transfer failed or expired, or the transfer stalls, and runs
@@ -113,7 +41,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 		{name: "stalled", stall: 50 * time.Millisecond, kind: "transfer_stalled"},
 	} {
 		t.Run(k.name, func(t *testing.T) {
-			var r *transferReporter
+			var r *harness.TransferReporter
 			type decode struct{ id, body string }
 			reached := make(chan decode, 4)
 			p := func(name string) *harness.ScriptedEngine {
@@ -134,24 +62,24 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 					<-req.Context().Done() // like an engine that waits for its blocks
 					return
 				}
-				r.report("recv", "ok", requests.id, requests.body)
+				r.Report("recv", "ok", requests.id, requests.body)
 				if k.stream {
 					w.Header().Set("Content-Type", "text/event-stream")
 					w.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"good\"}}]}\n\ndata: [DONE]\n\n"))
 					return
 				}
-				harness.ReplyJSON(w, 200, chatReply("good"))
+				harness.ReplyJSON(w, 200, harness.ChatReply("good"))
 			})
 			dw := d.Worker(worker.Decode, "d0")
 			if !k.stock {
-				dw = withReportingConnector(dw)
+				dw = harness.WithReportingConnector(dw)
 			}
-			r = startTransferReporter(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.Worker(worker.Prefill, "p0"), p1.Worker(worker.Prefill, "p1"), dw)
+			r = harness.StartTransferReporter(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.Worker(worker.Prefill, "p0"), p1.Worker(worker.Prefill, "p1"), dw)
 			cut := make(chan time.Time, 1)
 			go func() {
 				requests := <-reached
 				if k.event != "" {
-					r.report(k.event, k.status, requests.id, requests.body)
+					r.Report(k.event, k.status, requests.id, requests.body)
 				}
 				cut <- time.Now()
 			}()
@@ -202,9 +130,9 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 			<-req.Context().Done() // waits for blocks that were freed
 			return
 		}
-		harness.ReplyJSON(w, 200, chatReply("good"))
+		harness.ReplyJSON(w, 200, harness.ChatReply("good"))
 	})
-	r := startTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), withReportingConnector(d.Worker(worker.Decode, "d0")))
+	r := harness.StartTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), harness.WithReportingConnector(d.Worker(worker.Decode, "d0")))
 	// Repeat the report, so that it reaches each attempt as soon as the router waits, before or
 	// just after it sends decode.
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -237,18 +165,18 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 // transfer.
 func TestTransferIsShown(t *testing.T) {
 	p := harness.StartScripted(t, harness.ReplyHandler(200, harness.PrefillReply(harness.GoodHandle)))
-	var r *transferReporter
+	var r *harness.TransferReporter
 	d := harness.StartScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")
 		body, _ := io.ReadAll(req.Body)
-		r.report("recv", "ok", id, string(body))
-		r.report("sent", "ok", id, "")
+		r.Report("recv", "ok", id, string(body))
+		r.Report("sent", "ok", id, "")
 		if !testwait.Poll(5*time.Second, func() bool { return r.Transfers.Reports()["recv_ok"] > 0 }) {
 			t.Error("the router has not read the report")
 		}
-		harness.ReplyJSON(w, 200, chatReply("good"))
+		harness.ReplyJSON(w, 200, harness.ChatReply("good"))
 	})
-	r = startTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), withReportingConnector(d.Worker(worker.Decode, "d0")))
+	r = harness.StartTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), harness.WithReportingConnector(d.Worker(worker.Decode, "d0")))
 	harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "shown-1")
 	var rec schedule.Record
 	testwait.UntilWithin(t, 5*time.Second, "the record is closed", func() bool {
