@@ -100,9 +100,16 @@ func (q *queue) arrive(x *arrival) bool {
 	case q.opt.FIFO:
 		w.Item.Due = now
 	case target > 0:
-		left := time.Duration((1-targetMargin)*float64(target)) - q.scheduler.FirstTokenTime(c.Rank, todo)
+		first, delay := q.scheduler.FirstTokenTime(c.Rank, todo)
+		left := time.Duration((1-targetMargin)*float64(target)) - first
+		start := left
+		if q.controller.Forecast(w) == 0 {
+			if start += delay; left < 0 {
+				left = start
+			}
+		}
 		w.Item.Due, w.Item.Firm = now+int64(left), true
-		wait = min(wait, max(left, 0))
+		wait = min(wait, max(start, 0))
 	}
 	go s.wait(w, wait)
 	return true

@@ -154,8 +154,8 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 		return
 	}
 	var prefill, decode time.Duration
-	if rank != nil {
-		prefill = q.settings.Scheduler.FirstTokenTime(rank, todo)
+	if q.engineDelay = 0; rank != nil {
+		prefill, q.engineDelay = q.settings.Scheduler.FirstTokenTime(rank, todo)
 		if !q.stream {
 			decode = time.Duration(output) * q.settings.Scheduler.StepTime(rank, q.promptTokens()+output)
 		}
@@ -179,6 +179,10 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 
 // meetsTarget reports whether the request may wait. If the forecast says that it cannot start in time,
 // it is refused or marked late, as its class says.
+//
+// The delay in the engine counts only if others of its class or of higher ones go before it. It is learned
+// from the first tokens of whatever the engine has been given: were a request refused for it alone, a class
+// could be kept out by lower ones, and nothing would correct the delay.
 func (q *request) meetsTarget(w *admission.Waiter) bool {
 	c := q.r.admission
 	if !w.Item.Firm {
@@ -186,6 +190,15 @@ func (q *request) meetsTarget(w *admission.Waiter) bool {
 	}
 	wait := c.Forecast(w)
 	left := time.Duration(w.Item.Due - c.Now())
+	if delay := q.engineDelay; wait == 0 {
+		if q.startBy > 0 {
+			q.startBy += int64(delay)
+		}
+		if left < 0 {
+			w.Item.Due += int64(delay)
+			left += delay
+		}
+	}
 	if max(wait, 0) <= left {
 		return true
 	}

@@ -168,6 +168,7 @@ type admissionPart struct {
 	suspendedFor    *preemption   // of the request for which this one, the rest of a stream, was suspended; nil for none
 	yieldUntil      time.Time     // until when that request goes first
 	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
+	engineDelay     time.Duration // the part of the forecast that is not for its own prompt; see setDue
 	backlogged      time.Duration // how long its pool had waiting requests at the last TryStart
 	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
 	undecidedAs     undecidedKey  // under which it is counted too; zero if nothing restricts it

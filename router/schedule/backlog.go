@@ -220,9 +220,11 @@ func BatchHeadroom(r *worker.Rank, queue EngineQueue) int64 {
 func ExpectedOutput(maxTokens int) int { return outputTokens(maxTokens) }
 
 // FirstTokenTime returns the expected time from the dispatch of a request to its first token, with that
-// many tokens to compute: as it has been on the rank lately, or longer if the tokens take longer.
-func (s *Scheduler) FirstTokenTime(r *worker.Rank, tokens int) time.Duration {
-	return max(s.PrefillTime(r, tokens), r.Pace.First())
+// many tokens to compute. delay is the part that the tokens do not take, as it has been on the rank lately:
+// what other requests there take, and the fixed time of a request.
+func (s *Scheduler) FirstTokenTime(r *worker.Rank, tokens int) (whole, delay time.Duration) {
+	delay = r.Pace.Delay()
+	return s.PrefillTime(r, tokens) + delay, delay
 }
 
 // PrefillTime returns the expected time to compute that many tokens on an idle rank.
@@ -310,7 +312,7 @@ func (res *Reservation) endPending(hasFirstToken bool) {
 	if r := res.rank; !res.unseen {
 		if hasFirstToken { // else the time since the last one goes on
 			now := res.s.now()
-			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), res.alone, r.Pending.Load() <= 1)
+			r.Pace.FirstToken(time.Duration(now-r.HeadSince.Swap(now)), time.Duration(now-res.started), time.Duration(res.pending), res.alone, r.Pending.Load() <= 1)
 		}
 		r.PendingWork.Add(-res.pending)
 		r.Pending.Add(-1)

@@ -70,6 +70,27 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
+// The time until the first token of long prompts says nothing about that of a short one.
+func TestFirstTokenTimeAfterLongPrompts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, r := newBacklogRank()
+		for range 50 {
+			c, ok := s.Choose(&Query{Leg: WholeLeg, Candidates: []*worker.Rank{r}, PromptTokens: 3000})
+			if !ok {
+				t.Fatal("no choice")
+			}
+			time.Sleep(3040 * time.Millisecond)
+			c.Reservation.PrefillDone()
+			c.Reservation.Release()
+		}
+		for tokens, want := range map[int]time.Duration{20: 60 * time.Millisecond, 2000: 2040 * time.Millisecond} {
+			if whole, delay := s.FirstTokenTime(r, tokens); whole != want || delay != 40*time.Millisecond {
+				t.Errorf("%d tokens take %v until the first token, of which %v are not their own; want %v and 40ms", tokens, whole, delay, want)
+			}
+		}
+	})
+}
+
 // Without a known rate, responses that are not streamed make no request wait: an engine faster than
 // the assumption would be left idle, and nothing would show it.
 func TestUnseenWorkWithoutRate(t *testing.T) {
@@ -120,7 +141,7 @@ func TestBatchFull(t *testing.T) {
 		interval, queue := c.interval, EngineQueue{200 * time.Millisecond, c.backlogged}
 		s, r := newBacklogRank()
 		for range 50 {
-			r.Pace.FirstToken(interval, interval, false, false)
+			r.Pace.FirstToken(interval, interval, 0, false, false)
 		}
 		r.Requests.Store(1000)
 		if s.IsBatchFull(r, queue) {

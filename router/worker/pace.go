@@ -22,7 +22,7 @@ type Pace struct {
 
 	interval atomic.Int64 // mean ns between two first tokens while requests waited for theirs; 0: unknown
 	alone    atomic.Int64 // mean ns until the first token of a request that met no other; 0: unknown
-	first    atomic.Int64 // mean ns from a request's dispatch to its first token
+	delay    atomic.Int64 // mean ns from a request's dispatch to its first token, beyond those for its own prompt
 	batch    atomic.Int64 // requests that the engine runs at a time; 0: unknown
 }
 
@@ -35,16 +35,17 @@ const (
 
 // FirstToken adds a first token. took is the time since it was the turn of its request: since the first
 // token before, or since the request was sent if no other waited then. wasAlone says that no other
-// request waited for its first token when this one was sent, and whole is the time since then. isAlone
-// says that no other waits for its first token now.
+// request waited for its first token when this one was sent, and whole is the time since then. own is the
+// part of whole that the request's own prompt was expected to take. isAlone says that no other waits for its
+// first token now.
 //
 // A request that met no other counts only until requests have met: an engine may be able to start many in
 // the time that it takes for one.
-func (p *Pace) FirstToken(took, whole time.Duration, wasAlone, isAlone bool) {
+func (p *Pace) FirstToken(took, whole, own time.Duration, wasAlone, isAlone bool) {
 	if !p.busy.CompareAndSwap(false, true) {
 		return
 	}
-	follow(&p.first, whole, 16)
+	follow(&p.delay, max(whole-own, 0), 16)
 	if wasAlone {
 		follow(&p.alone, whole, 8)
 	}
@@ -89,8 +90,10 @@ func (p *Pace) Interval() time.Duration { return time.Duration(p.interval.Load()
 // Alone returns the mean time to the first token of a request that met no other, 0 if it is unknown.
 func (p *Pace) Alone() time.Duration { return time.Duration(p.alone.Load()) }
 
-// First returns the mean time from a request's dispatch to its first token, 0 if it is unknown.
-func (p *Pace) First() time.Duration { return time.Duration(p.first.Load()) }
+// Delay returns the mean time from a request's dispatch to its first token beyond what its own prompt takes, 0
+// if it is unknown. It holds for prompts of any length: the time until the first token of long ones says
+// nothing about short ones.
+func (p *Pace) Delay() time.Duration { return time.Duration(p.delay.Load()) }
 
 // Batch returns how many requests the engine runs at a time, 0 if it is unknown.
 func (p *Pace) Batch() int64 { return p.batch.Load() }
@@ -138,7 +141,7 @@ func (p *Pace) Forget() {
 		runtime.Gosched()
 	}
 	p.count, p.elapsed, p.reports, p.recent, p.probeAfter, p.probeAt = 0, 0, 0, [8]int64{}, 0, 0
-	for _, learned := range []*atomic.Int64{&p.interval, &p.alone, &p.first, &p.batch} {
+	for _, learned := range []*atomic.Int64{&p.interval, &p.alone, &p.delay, &p.batch} {
 		learned.Store(0)
 	}
 	p.busy.Store(false)

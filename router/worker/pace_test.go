@@ -15,13 +15,13 @@ func TestPaceOfFullBatch(t *testing.T) {
 		t.Error("a Pace that has learned nothing knows a wait or a batch")
 	}
 	for range 20 {
-		p.FirstToken(30*ms, 30*ms, true, true)
+		p.FirstToken(30*ms, 30*ms, 20*ms, true, true)
 	}
 	if one, two := p.Wait(1, 0), p.Wait(2, 0); one != 0 || two != 60*ms {
 		t.Errorf("beside one request the next waits %v, beside two %v; want 0, because two may start together, and 60ms", one, two)
 	}
 	for range 100 {
-		p.FirstToken(40*ms, 240*ms, false, false)
+		p.FirstToken(40*ms, 240*ms, 20*ms, false, false)
 	}
 	if wait := p.Wait(5, 0); wait < 200*ms || wait > 215*ms {
 		t.Errorf("five requests wait for 40 ms each, and one takes 30 ms alone; the next waits %v, want about 210ms", wait)
@@ -29,8 +29,14 @@ func TestPaceOfFullBatch(t *testing.T) {
 	if wait := p.Wait(1, time.Minute); wait < 50*time.Second {
 		t.Errorf("an engine has been silent for a minute; the next request waits %v, want about as long", wait)
 	}
-	if first := p.First(); first < 200*ms || first > 245*ms {
-		t.Errorf("requests take %v until the first token; want about 240ms", first)
+	if delay := p.Delay(); delay < 200*ms || delay > 225*ms {
+		t.Errorf("first tokens come %v later than for the prompt alone; want about 220ms", delay)
+	}
+	for range 100 {
+		p.FirstToken(40*ms, 240*ms, 300*ms, false, false) // faster than was expected
+	}
+	if delay := p.Delay(); delay < 0 || delay > ms {
+		t.Errorf("first tokens come %v later than for the prompt alone; want next to nothing", delay)
 	}
 }
 
@@ -39,16 +45,16 @@ func TestPaceOfFullBatch(t *testing.T) {
 func TestPaceOfSlowEngine(t *testing.T) {
 	var p Pace
 	for range 20 {
-		p.FirstToken(300*ms, 300*ms, true, true)
+		p.FirstToken(300*ms, 300*ms, 0, true, true)
 	}
 	n := int64(1)
 	for range 40 { // whenever there is room, one more is given to it
 		if p.Wait(n, 0) < 200*ms {
 			n++
 		}
-		p.FirstToken(300*ms, 300*ms, false, false)
+		p.FirstToken(300*ms, 300*ms, 0, false, false)
 		for range n - 1 {
-			p.FirstToken(0, 300*ms, false, false)
+			p.FirstToken(0, 300*ms, 0, false, false)
 		}
 	}
 	if n < 15 {
@@ -87,14 +93,14 @@ func TestBatchFromReports(t *testing.T) {
 // TestPaceForget: after Forget an engine is as one of which nothing is known, and is learned again.
 func TestPaceForget(t *testing.T) {
 	learn := func(p *Pace) {
-		p.FirstToken(time.Second, time.Second, true, true)
+		p.FirstToken(time.Second, time.Second, 0, true, true)
 		for range 4 {
-			p.FirstToken(time.Second, 2*time.Second, false, false)
+			p.FirstToken(time.Second, 2*time.Second, 0, false, false)
 			p.Report(0, 4, 2, 6, true)
 		}
 	}
 	state := func(p *Pace) [4]int64 {
-		return [4]int64{int64(p.Interval()), int64(p.Alone()), int64(p.First()), p.Batch()}
+		return [4]int64{int64(p.Interval()), int64(p.Alone()), int64(p.Delay()), p.Batch()}
 	}
 	var p, fresh Pace
 	learn(&p)

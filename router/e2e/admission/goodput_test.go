@@ -43,9 +43,14 @@ type streamed struct {
 
 var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000}}
 
-// stream sends one streamed request and reads its response.
+// stream sends one streamed request with a prompt of promptWords and reads its response.
 func stream(ctx context.Context, url string, salt int, headers ...string) (s streamed, err error) {
-	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":2,"messages":[{"role":"user","content":%q}]}`, harness.PromptWords(promptWords, salt))
+	return streamWords(ctx, url, promptWords, salt, headers...)
+}
+
+// streamWords is stream with a prompt of that many words.
+func streamWords(ctx context.Context, url string, words, salt int, headers ...string) (s streamed, err error) {
+	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":2,"messages":[{"role":"user","content":%q}]}`, harness.PromptWords(words, salt))
 	req, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		return s, err
@@ -143,4 +148,94 @@ func TestGoodputUnderOverload(t *testing.T) {
 	if met["fair"] < met["off"]*3/2 {
 		t.Errorf("%d requests met their target with the queue, %d without; want at least half as many again", met["fair"], met["off"])
 	}
+}
+
+// twoClasses are the classes interactive and batch, which trusted clients select.
+func twoClasses(c *config.Config) {
+	c.Admission.Trusted = []string{"any"}
+	c.Admission.Classes = []config.AdmissionClass{{Name: "interactive"}, {Name: "batch"}}
+	c.Admission.DefaultClass, c.Admission.MinShare = "batch", 0
+}
+
+// TestTargetDespiteLongPrompts: short requests of the highest class with a target are served although a lower
+// class has a backlog of prompts that take longer than the target.
+func TestTargetDespiteLongPrompts(t *testing.T) {
+	const long, shortWords = 7, 10 // a long prompt is as long as 7 of promptWords
+	e := harness.StartSim(t, slowPrefill)
+	r := harness.StartRouter(t, twoClasses, harness.SimWorker(e, worker.Aggregated, "a"))
+	ctx, stop := context.WithCancel(context.Background())
+	var batch sync.WaitGroup
+	defer batch.Wait()
+	defer stop()
+	ends := make(chan time.Time, 1000)
+	for i := range 4 {
+		batch.Go(func() {
+			for salt := i; ctx.Err() == nil; salt += 4 {
+				if _, err := streamWords(ctx, r.URL, long*promptWords, salt, "X-Sluice-Priority", "batch"); err == nil {
+					ends <- time.Now()
+				}
+			}
+		})
+	}
+	first := <-ends
+	<-ends
+	<-ends
+	longTime := (<-ends).Sub(first) / 3
+	target := longTime // a tenth of it is left unused
+	rng, served, refused := rand.New(rand.NewPCG(1, 2)), 0, map[string]int{}
+	const requests = 12
+	for i := range requests {
+		s, err := streamWords(context.Background(), r.URL, shortWords, 1000+i, "X-Sluice-Priority", "interactive", "x-llm-d-slo-ttft-ms", fmt.Sprint(target.Milliseconds()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.status == 200 {
+			served++
+		} else {
+			refused[s.reason]++
+		}
+		testwait.Pace(time.Duration(rng.Int64N(int64(longTime))))
+	}
+	t.Logf("%d of %d requests of the highest class were served; refused: %v; a long prompt takes %v", served, requests, refused, longTime)
+	if served < requests/2 {
+		t.Errorf("%d of %d requests of the highest class were served beside a backlog of long prompts of a lower class; refused: %v", served, requests, refused)
+	}
+}
+
+// TestDelayInEngineRefusesNobodyAlone: what the engine took until the first tokens of other requests does not
+// refuse one before which no other goes.
+func TestDelayInEngineRefusesNobodyAlone(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) {
+		twoClasses(c)
+		oneAtATime(c)
+	}, harness.SimWorker(e, worker.Aggregated, "a"))
+	release := hang(e)
+	defer release()
+	var o clients
+	o.send(t, r, "first")
+	testwait.UntilWithin(t, 20*time.Second, "the first is in the engine", func() bool { return len(harness.GenerateRequests(e)) > 0 })
+	o.send(t, r, "second")
+	testwait.UntilWithin(t, 20*time.Second, "the second waits", func() bool { return waiting(r, "batch") == 1 })
+	for _, k := range r.AllRanks() {
+		k.Pace.FirstToken(time.Hour, time.Hour, 0, false, false)
+	}
+	ends := make(chan streamed, 1)
+	go func() {
+		s, err := streamWords(context.Background(), r.URL, 10, 1, "X-Sluice-Priority", "interactive", "x-llm-d-slo-ttft-ms", "30000")
+		if err != nil {
+			t.Error(err)
+		}
+		ends <- s
+	}()
+	testwait.UntilWithin(t, 20*time.Second, "the request with a target waits or has ended", func() bool { return waiting(r, "interactive") == 1 || len(ends) > 0 })
+	release()
+	if s := <-ends; s.status != 200 {
+		t.Errorf("a request of the highest class before which none goes was refused: status %d, reason %q", s.status, s.reason)
+	}
+	if _, refused := o.wait(e); refused != "[]" {
+		t.Errorf("requests without a target were refused: %s", refused)
+	}
+	wantEmpty(t, r, e)
 }
