@@ -49,6 +49,7 @@ CHECKS = [
     ("console", "the console in a browser: Chromium", "scripts/console-test.sh -v", browser),
     ("commands", "--json, errors, support bundle, drain, reload, restart, explain",
      "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
+    ("quick start", "docs/quickstart.md: its commands in bash, their output compared with the page", "go test -count=1 -run 'TestQuickstart$' ./cmd/sluice", have("go", "bash", "curl")),
     ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
     ("open webui", "docs/open-webui.md: Open WebUI, which sends a chat", "scripts/open_webui_test.py", have("python3")),
     ("litellm", "docs/litellm.md: the LiteLLM proxy, a request whole and streamed", "scripts/litellm_test.py", have("python3", "curl")),
