@@ -268,7 +268,10 @@ def check_yaml(path, block):
 def check_proxies(path):
     """Checks the configurations of other proxies, without their certificates and with a socket of their own."""
     for _, language, block in BLOCK.findall(read(path)):
-        if language not in ("haproxy", "nginx") or not shutil.which(language):
+        if language not in ("haproxy", "nginx"):
+            continue
+        if not shutil.which(language):
+            print(f"skip  {path}, a configuration of {language}: no {language}", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, language)
@@ -373,7 +376,7 @@ def is_current():
 def main():
     built = is_current()
     if not built:
-        print("docs: bin/sluice is missing or older than docs/commands.md (make build): commands and configurations are not checked", file=sys.stderr)
+        print("skip  commands and configurations: bin/sluice is missing or older than docs/commands.md (make build)", file=sys.stderr)
     for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)):
         check_links(path)
         check_commands(path)

@@ -26,6 +26,12 @@ import image as builder
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 failed = False
+skipped = []
+
+
+def skip(what, why):
+    skipped.append(what)
+    print(f"skip  {what}: {why}", flush=True)
 
 
 def check(what, ok, said=""):
@@ -74,7 +80,7 @@ def imports(path, image, work):
     if not shutil.which("skopeo"):
         subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "skopeo"], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, check=False)
     if not shutil.which("skopeo"):
-        print("skip  skopeo: it is not installed, and apt-get cannot install it")
+        skip("skopeo", "it is not installed, and apt-get cannot install it")
         return
     for kind in ("oci-archive", "docker-archive"):
         target = os.path.join(work, kind)
@@ -142,7 +148,7 @@ def libraries(container, root, info):
     """Checks that the image has what the native tokenizer is linked with, and that the program loads it there."""
     path = "/usr/lib/sluice/libsluice_tokenizer.so"
     if not os.path.exists(root + path):
-        print("skip  the native tokenizer: the image was built without cargo")
+        skip("the native tokenizer", "the image was built without cargo")
         return
     needed = re.findall(r"\(NEEDED\) +Shared library: \[(.+?)\]", subprocess.run(["readelf", "-d", root + path], capture_output=True, text=True, check=True).stdout)
     absent = [name for name in needed if not glob.glob(f"{root}/usr/lib*/**/{name}", recursive=True)]
@@ -264,7 +270,7 @@ def main():
             state = {item["name"]: item for item in json.loads(said.stdout)["optional_libraries"]}
             check("NIXL loads where it is mounted: " + state["nixl"]["detail"][:100], state["nixl"]["state"] in ("ok", "limited"), said.stdout)
         else:
-            print("skip  NIXL in the image: no wheel in the cache (scripts/nixl-wheel.sh)")
+            skip("NIXL in the image", "no wheel in the cache (scripts/nixl-wheel.sh)")
     finally:
         shutil.rmtree(work)
     again = path + ".again"
@@ -274,7 +280,7 @@ def main():
     os.remove(again)
     if failed:
         sys.exit("image_test: some checks failed")
-    print("image_test: all checks passed")
+    print("image_test: all checks passed" + (f" but {len(skipped)} skipped: {', '.join(skipped)}" if skipped else ""))
 
 
 if __name__ == "__main__":
