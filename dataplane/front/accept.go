@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/fdlimit"
 	"sluice/dataplane/rawsocket"
 )
@@ -204,23 +205,22 @@ func remoteIP(nc net.Conn) (ip netip.Addr) {
 // memory, accept waits and tries again: such a shortage ends, but a server that has stopped
 // accepting does not start again.
 func (l *listener) accept() (*conn, error) {
-	var delay time.Duration
+	var shortage backoff.Backoff
 	for {
 		nc, from, err := l.acceptRaw()
 		if err != nil {
 			if !isTemporaryAcceptError(err) {
 				return nil, err
 			}
-			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
 			l.srv.onAcceptError(err)
 			select {
-			case <-time.After(delay):
+			case <-time.After(shortage.Next(5*time.Millisecond, time.Second)):
 				continue
 			case <-l.srv.stop:
 				return nil, net.ErrClosed
 			}
 		}
-		delay = 0
+		shortage.Reset()
 		// Connections that are already accepted go first. When thousands of clients connect at
 		// once, the rest wait in the kernel's queue, where they cost nothing. Accepted, each
 		// would have a stack and the buffers of a request, and all would contend for the same

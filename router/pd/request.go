@@ -3,6 +3,7 @@ package pd
 import (
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/front"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
@@ -124,8 +125,8 @@ type legsPart struct {
 	unsent     bool         // the last leg failed before its engine had received any of it
 	refusedIDs *worker.Rank // the prefill rank that refused the prompt as token ids; nil if none has
 	waited     time.Duration
-	pause      time.Duration // last pause of waitForRank
-	chosenFor  [3]chosenRank // indexed by schedule.LegKind
+	pause      backoff.Backoff // of waitForRank
+	chosenFor  [3]chosenRank   // indexed by schedule.LegKind
 
 	reservedDecode schedule.Choice    // chosen before the prefill leg was sent
 	concurrent     *concurrentPrefill // the prefill leg that runs concurrently with decode; nil if none

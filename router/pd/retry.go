@@ -248,8 +248,7 @@ const (
 // waitForRank waits until a leg has a candidate or ctx ends.
 func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
 	f := q.settings.Fleet
-	q.pause = min(max(2*q.pause, minRetryPause), maxRetryPause)
-	on, cancel := context.WithTimeout(ctx, q.pause)
+	on, cancel := context.WithTimeout(ctx, q.pause.Next(minRetryPause, maxRetryPause))
 	defer cancel()
 	for {
 		seen := q.view
