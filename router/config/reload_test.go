@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -207,5 +208,22 @@ func TestChangeFormerMember(t *testing.T) {
 	}
 	if text, _ := json.Marshal(Change{Effect: Applied}); string(text) != `{"path":"","old":"","new":"","effect":"applied"}` {
 		t.Errorf("a change without a reason: %s", text)
+	}
+}
+
+// TestReloadTable: the section of ARCHITECTURE.md on a reload during a request names each reloadable
+// field or its group, so that it says what a request in flight sees of it.
+func TestReloadTable(t *testing.T) {
+	text, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n### A reload during a request\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, path := range reloadable {
+		group, _, _ := strings.Cut(path, ".")
+		if !strings.Contains(section, "`"+path+"`") && !strings.Contains(section, "`"+group+"`") {
+			t.Errorf("ARCHITECTURE.md does not say what a request in flight sees of a new %s", path)
+		}
 	}
 }
