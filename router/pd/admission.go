@@ -57,7 +57,10 @@ func (q *request) enqueue(w *admission.Waiter) bool {
 		return false
 	}
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
-	wait := q.class.wait
+	if q.waitSince.IsZero() {
+		q.waitSince = time.Now()
+	}
+	wait := max(q.class.wait-time.Since(q.waitSince), 0)
 	if q.startBy > 0 && q.class.refuse && !q.late {
 		wait = min(wait, max(time.Duration(q.startBy-c.Now()), 0))
 	}
@@ -306,7 +309,7 @@ func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 		q.noteAdmission("refused: a request with a larger claim has its place, "+full, w.Waited, w.Forecast)
 		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full (class %s: %s), and a request of a higher class, or of a model or tenant that takes less of it, has the place of this one", q.class.Name, full), retryAfter(q.r.admission.Forecast(w)))
 	default:
-		if w.Waited < q.class.wait { // what the forecast did not see
+		if time.Since(q.waitSince) < q.class.wait { // what the forecast did not see
 			q.refuseUnmet("refused: its target could not be met any more", fmt.Sprintf("no rank could start the request within %s", roundWait(w.Waited)), w.Waited, w.Forecast, q.r.admission.Forecast(w))
 			return false
 		}
@@ -342,7 +345,7 @@ func (q *request) noteAdmission(what string, waited, forecast time.Duration) {
 // releaseAdmitted gives back what TryStart has reserved.
 func (q *request) releaseAdmitted() {
 	q.reservedDecode.Reservation.Release()
-	q.reservedDecode = schedule.Choice{}
+	q.reservedDecode, q.startsAtDecode = schedule.Choice{}, false
 	p := &q.reservedPrefill
 	p.choice.Reservation.Release()
 	if p.joint != nil {
@@ -502,6 +505,10 @@ func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admi
 	q.refreshCandidates()
 	leg := q.firstLeg()
 	candidates := q.candidates(leg)
+	if q.hasLostPrefill() {
+		*emptySince = time.Time{}
+		return q.startAtDecode()
+	}
 	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 && !q.prefillOnly {
 		return q.awaitWorkers(emptySince)
 	}
@@ -624,11 +631,8 @@ func (q *request) takeReservedJoint() (c schedule.JointChoice, ok bool) {
 
 // awaitWorkers is TryStart of a request whose leg has no ready worker. It waits for one for
 // timeouts.pool_wait, counted from when the waiting requests that may use the same ranks had none. Then it
-// goes on, and is refused as a request that found none at its arrival, or runs without prefill if its pool may.
+// goes on, and is refused as a request that found none at its arrival.
 func (q *request) awaitWorkers(emptySince *time.Time) admission.Verdict {
-	if q.plan.Family != nil && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly() && !q.prefillOnly {
-		return admission.Started
-	}
 	now := time.Now()
 	if emptySince.IsZero() {
 		*emptySince = now
@@ -637,5 +641,30 @@ func (q *request) awaitWorkers(emptySince *time.Time) admission.Verdict {
 		return admission.NoCapacity
 	}
 	q.waited = q.settings.Timeouts.PoolWait
+	return admission.Started
+}
+
+// hasLostPrefill reports whether a request with two legs has no prefill worker any more, and decode may compute its
+// prompt.
+func (q *request) hasLostPrefill() bool {
+	return q.plan.Family != nil && !q.prefillOnly && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly()
+}
+
+// startAtDecode is TryStart of a request that has lost its prefill workers (hasLostPrefill): it reserves a decode
+// rank with capacity, which runs the request as a whole.
+func (q *request) startAtDecode() admission.Verdict {
+	if !q.anyFree(schedule.WholeLeg, q.plan.Decode) {
+		if len(q.excluded) > 0 {
+			return admission.NotNow // others of its group may use these ranks
+		}
+		return admission.NoCapacity
+	}
+	q.bindLate = true
+	c, ok := q.choose(schedule.WholeLeg, q.plan.Decode)
+	q.bindLate = false
+	if !ok {
+		return admission.NotNow // another request was faster
+	}
+	q.reservedDecode, q.startsAtDecode = c, true
 	return admission.Started
 }

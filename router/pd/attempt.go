@@ -85,6 +85,13 @@ func (q *request) runDisaggregated() {
 // decode rank if choosesJointly is true, and fetches the peer information that the family needs
 // about it.
 func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
+	if q.startsAtDecode {
+		decode := q.reservedDecode
+		q.reservedDecode, q.startsAtDecode = schedule.Choice{}, false
+		q.resetHandover()
+		q.reservedDecode = decode
+		return prefill, prefillUnavailable
+	}
 	q.resetHandover()
 	if q.decodeOnly || q.attempt-q.freeTries > q.pd.MaxAttempts {
 		return prefill, prefillUnavailable

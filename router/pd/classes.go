@@ -162,6 +162,8 @@ type admissionPart struct {
 	startBy         int64     // by the queue's clock: the latest start that meets the target of the first token; 0: no such target
 	bindLate        bool      // choices take only ranks with capacity
 	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
+	waitSince       time.Time // when the request was first in the queue; zero: never
+	startsAtDecode  bool      // reservedDecode is a choice of startAtDecode
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
 	preemption      *preemption   // nil: it has asked for no suspension

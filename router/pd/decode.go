@@ -165,7 +165,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	defer q.endUndecided()
 	candidates := q.candidates(leg)
 	if c := q.reservedDecode; c.Rank != nil {
-		q.reservedDecode = schedule.Choice{}
+		q.reservedDecode, q.startsAtDecode = schedule.Choice{}, false
 		if named := q.plan.Traits.NamesDecode && q.handover.Handle != nil; named || !q.replaceReserved(c.Rank, candidates) {
 			c.Reservation.Start()
 			return c, true

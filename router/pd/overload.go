@@ -129,8 +129,14 @@ func (q *request) mayAwaitLimits(candidates []*worker.Rank) bool {
 }
 
 // awaitLimits lets a request wait that may (mayAwaitLimits). When it has waited, the rank of its first leg is
-// reserved. It returns false if the request may not wait, or has been answered.
+// reserved. The rest of a suspended stream waits until a rank is below its limits, because the place that it
+// has waited for can be lost to others or with its rank. awaitLimits returns false if the request may not
+// wait, or has been answered.
 func (q *request) awaitLimits(candidates []*worker.Rank) (waited, answered bool) {
+	if q.suspendedFor != nil {
+		full, halfOpen := q.countFull(candidates)
+		return full > halfOpen && q.awaitLimit(q.legDeadline), false
+	}
 	if !q.mayAwaitLimits(candidates) {
 		return false, false
 	}

@@ -29,6 +29,10 @@ const (
 	// limitPoll is how often a stream that has been suspended for too long looks for a rank below its
 	// load limits.
 	limitPoll = 20 * time.Millisecond
+	// Streams that have waited for max_wait are one tenant of the highest class, with the largest weight that a
+	// tenant may have, so that they go before other requests.
+	overdueTenant = "(suspended streams)"
+	overdueWeight = 1000
 )
 
 // preemptible is what preemption needs of a stream that may be suspended.
@@ -256,9 +260,9 @@ func (s *streamState) beginSuspension(leave func()) (pause *suspension, stays bo
 }
 
 // awaitResumption makes the stream s leave its engine and lets q, the request for its rest, wait until a
-// rank can start it. After the longest wait of its class, or if it must leave the queue, the stream goes on
-// as soon as a rank is below its load limits: what a client has begun to receive is not given up for want
-// of capacity. It returns false if the stream does not go on; if it is still on its engine, it stays there.
+// rank can start it. What a client has begun to receive is not given up for want of capacity: after the
+// longest wait of its class, or if it must leave the queue, the stream waits before all other requests, and
+// after the same time once more it goes on as soon as a rank is below its load limits. It returns false if the stream does not go on; if it is still on its engine, it stays there.
 func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	p, c := pause.of, q.r.admission
 	q.class, q.tenant, q.weight = p.class, p.tenant, p.weight
@@ -268,9 +272,7 @@ func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	if q.plan.Family != nil && !q.expectsHandover() {
 		q.plan.useDecodeOnly("")
 	}
-	w := q.newWaiter()
-	w.Item.Pool, w.Item.Suspended = pause.by.pool, true
-	w.Item.Due, w.Item.Firm = math.MinInt64, false // before requests of its tenant that have not begun
+	w := q.newSuspendedWaiter(pause)
 	q.suspendedFor, q.yieldUntil = pause.by, time.Now().Add(askPause)
 	if c.Enqueue(w) != admission.WithinBounds {
 		s.addNote("not suspended: the queue is full")
@@ -284,15 +286,37 @@ func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	q.settings.Observer.StreamSuspended(p.class.Name, p.tenant)
 
 	deadline := q.legDeadline
-	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
-	outcome := c.Wait(w, max(min(p.class.wait, time.Until(deadline)), 0))
-	q.x.OnClientGone(nil)
+	outcome := q.waitSuspended(w, deadline)
+	if outcome != admission.Dispatched && outcome != admission.Gone {
+		w := q.newSuspendedWaiter(pause)
+		w.Class, w.Item.Tenant, w.Item.Weight = q.settings.admission.classes[0].Name, overdueTenant, overdueWeight
+		if outcome = admission.Expired; c.Enqueue(w) == admission.WithinBounds {
+			outcome = q.waitSuspended(w, deadline)
+		}
+	}
 	if outcome != admission.Dispatched && outcome != admission.Gone && !q.awaitLimit(deadline) {
 		outcome = admission.Gone
 	}
 	pause.took = time.Since(pause.left)
 	q.refreshCandidates()
 	return outcome != admission.Gone && !q.x.ClientGone() && time.Now().Before(deadline)
+}
+
+// newSuspendedWaiter returns the rest of a suspended stream as a request that waits for the ranks of the request
+// that it was suspended for.
+func (q *request) newSuspendedWaiter(pause *suspension) *admission.Waiter {
+	w := q.newWaiter()
+	w.Item.Pool, w.Item.Suspended = pause.by.pool, true
+	w.Item.Due, w.Item.Firm = math.MinInt64, false // before requests of its tenant that have not begun
+	return w
+}
+
+// waitSuspended waits for at most the longest wait of the stream's class.
+func (q *request) waitSuspended(w *admission.Waiter, deadline time.Time) admission.Outcome {
+	c := q.r.admission
+	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
+	defer q.x.OnClientGone(nil)
+	return c.Wait(w, max(min(q.class.wait, time.Until(deadline)), 0))
 }
 
 // yields reports whether the rest of a suspended stream waits for the request that it was suspended for. The

@@ -3,7 +3,9 @@ package admission
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,5 +143,68 @@ func TestLostWorkersWithWaitingRequests(t *testing.T) {
 		if returns {
 			wantEmpty(t, r, e)
 		}
+	}
+}
+
+// TestLostPrefillWithWaitingRequests: when the last prefill worker is lost, waiting requests with two legs wait
+// for capacity of the decode ranks, which run them as a whole, and no longer than max_wait.
+func TestLostPrefillWithWaitingRequests(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rankRequests int64 // of decode
+		occupy       func(decode *worker.Rank, sign int64)
+		expires      bool
+	}{
+		"at a limit":          {1, func(d *worker.Rank, sign int64) { d.Requests.Add(sign) }, false},
+		"prompts are queued":  {0, func(d *worker.Rank, sign int64) { d.PendingWork.Add(sign * int64(time.Minute)) }, false},
+		"longer than allowed": {1, func(d *worker.Rank, sign int64) { d.Requests.Add(sign) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+			prefill, decode := harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0")
+			prefill.RankRequests, decode.RankRequests = 1, c.rankRequests
+			r := harness.StartRouter(t, func(c2 *config.Config) {
+				c2.Health.Interval, c2.Health.Timeout = 20*time.Millisecond, 5*time.Second
+				if c.expires {
+					c2.Admission.MaxWait = time.Second
+				}
+			}, prefill, decode)
+			var full *worker.Rank
+			for _, k := range r.AllRanks() {
+				if k.ID.Worker == "p0" {
+					k.Requests.Add(1) // of a request whose prompt is computed; it ends with the worker
+					defer k.Requests.Add(-1)
+				} else {
+					full = k
+				}
+			}
+			var o clients
+			for _, name := range []string{"a", "b", "c"} {
+				o.send(t, r, name)
+			}
+			testwait.UntilWithin(t, 20*time.Second, "all wait", func() bool { return waiting(r, "default") == 3 })
+			c.occupy(full, 1)
+			p.Crash()
+			testwait.UntilWithin(t, 20*time.Second, "the worker is lost", func() bool { return r.State("p0") != worker.Ready })
+			if c.expires {
+				o.wg.Wait()
+				c.occupy(full, -1)
+				if got := strings.Join(o.refused, " "); strings.Count(got, "429 admission_timeout") != 3 {
+					t.Errorf("refused %s; want all 3 after max_wait", got)
+				}
+				return
+			}
+			testwait.Holds(t, 300*time.Millisecond, "all wait for decode", func() bool {
+				return waiting(r, "default") == 3 && len(harness.GenerateRequests(d)) == 0 && r.Metric(`sluice_admission_enqueued_total{class="default"}`) == 3
+			})
+			c.occupy(full, -1)
+			o.wg.Wait()
+			ids := harness.Ids(harness.GenerateRequests(d))
+			slices.Sort(ids)
+			if fmt.Sprint(ids) != "[a b c]" || len(o.refused) > 0 {
+				t.Errorf("decode served %v, refused %v; want all", ids, o.refused)
+			}
+		})
 	}
 }
