@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -322,6 +323,58 @@ func TestLongSuspensionEnds(t *testing.T) {
 	}
 	harness.WantSameContent(t, &harness.Answer{Status: 200, Body: []byte(body.String())}, harness.Post(t, m.Reference.URL()+"/v1/chat/completions", chatCase.Request(60, true)))
 	harness.WantIdle(t, m.Router, 10*time.Second, m.Engines...)
+}
+
+// TestLongSuspensionEndsBesideABacklog: after max_wait a suspended stream goes on although requests of a higher
+// class wait without end.
+func TestLongSuspensionEndsBesideABacklog(t *testing.T) {
+	t.Parallel()
+	m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) {
+		preempting(c)
+		c.Admission.MaxPreemptions = 1
+		c.Admission.Classes[2].MaxWait = 300 * time.Millisecond
+		c.Admission.Classes[2].MinShare, c.Admission.MinShare = 0, 0
+	})
+	lines, _, release := suspended(t, m)
+	ctx, stop := context.WithCancel(context.Background())
+	var backlog sync.WaitGroup
+	var served atomic.Int64
+	for i := range 8 {
+		backlog.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				a, err := harness.TryPost(ctx, m.URL+"/v1/chat/completions", chatCase.Request(4, true), "X-Request-Id", fmt.Sprintf("backlog-%d-%d", i, n), "X-Sluice-Priority", "high")
+				if err == nil && a.Status == 200 {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	defer backlog.Wait()
+	defer stop()
+	testwait.UntilWithin(t, 10*time.Second, "requests wait", func() bool { return classMetric(m.Router, "sluice_admission_waiting_requests", "high") > 4 })
+	release()
+	slowStreams("backlog", 10*time.Millisecond, m.Engines...) // so that the place is seldom free
+	read := make(chan string, 1)
+	go func() {
+		var body strings.Builder
+		for lines.Scan() {
+			body.WriteString(lines.Text() + "\n")
+		}
+		read <- body.String()
+	}()
+	select {
+	case body := <-read:
+		// max_wait is the time of 8 of them; looking for a free place now and then took some 100.
+		if n := served.Load(); n > 40 {
+			t.Errorf("%d requests of the backlog were served before the end of the stream; want at most 40", n)
+		}
+		stop()
+		backlog.Wait()
+		harness.WantSameContent(t, &harness.Answer{Status: 200, Body: []byte(body)}, harness.Post(t, m.Reference.URL()+"/v1/chat/completions", chatCase.Request(60, true)))
+		harness.WantIdle(t, m.Router, 10*time.Second, m.Engines...)
+	case <-time.After(15 * time.Second):
+		t.Error("the stream has not ended after 15s beside the backlog")
+	}
 }
 
 // TestDecodeIsPreempted: in a pool with prefill workers, a request whose prompt could be computed suspends
