@@ -213,7 +213,7 @@ observability-test: build ## check metrics, rules and dashboards with the real p
 	@scripts/observability_test.py "$$(scripts/prometheus.sh)"
 
 .PHONY: acceptance
-acceptance: build ## install, observe, operate and documentation with the real tools; prints what passed and what cannot run (10 minutes warm)
+acceptance: build ## install, observe, operate and documentation with the real tools; prints what passed and what cannot run (15 minutes warm)
 	@scripts/acceptance.py
 
 .PHONY: traces-test

@@ -7,7 +7,7 @@ Each check is a command that exists by itself (`make help`, docs). One that cann
 cannot be had or root is needed, says so in the table and fails nothing; so does one that leaves a part out
 (it prints a line "skip  …" for each, go test "--- SKIP"): it has "passed, in part". One that fails makes
 the exit code 1. Tools come from the package registries and are kept in ${SLUICE_CACHE:-~/.cache/sluice}; the first run
-builds them and takes about half an hour, later ones about ten minutes. Output is in build/acceptance/.
+builds them and takes about half an hour, later ones about 15 minutes. Output is in build/acceptance/.
 """
 import argparse
 import os
@@ -48,15 +48,21 @@ CHECKS = [
     ("dashboards", "dashboards against Grafana's schema: the Grafana project's Go types; Grafana itself is in no package registry", "scripts/grafana.sh", have("go")),
     ("traces", "spans over gRPC and HTTP: the OpenTelemetry collector", "scripts/traces_test.py", have("go")),
     ("access log", "CPU of the access log as a share of a request, printed", "scripts/bench_accesslog.py --rounds 8 --seconds 1", have("taskset", "cc")),
-    ("console", "the console in a browser: Chromium", "scripts/console-test.sh -v", browser),
-    ("commands", "--json, errors, support bundle, drain, reload, restart, explain",
-     "go test -count=1 -run 'JSON|Check|Support|Drain|Reload|Restart|Explain|Health|Record|EveryLine|CommandsDoc' ./cmd/sluice", have("go")),
+    ("console", "the console in a browser: Chromium; pictures of its views are in build/acceptance/shots",
+     'mkdir -p build/acceptance/shots && scripts/console-test.sh -v -shots "$PWD/build/acceptance/shots"', browser),
+    ("commands", "every command with its flags, --json, errors, completion; a running router's drain, reload, restart, top, explain, support bundle, records",
+     "go test -count=1 -v -skip 'TestQuickstart$' ./cmd/sluice", have("go")),
     ("quick start", "docs/quickstart.md: its commands in bash, their output compared with the page", "go test -count=1 -run 'TestQuickstart$' ./cmd/sluice", have("go", "bash", "curl")),
+    ("request log", "access log and traces, of entries and of whole routers", "go test -count=1 -v ./router/requestlog/... ./router/e2e/requestlog", have("go")),
+    ("metrics", "exposition, cardinality, cost of counting, and the series of whole routers", "go test -count=1 -v ./router/obs ./router/e2e/metrics", have("go")),
+    ("admin API", "routes, tokens, profiles", "go test -count=1 -v ./router/admin -skip InBrowser", have("go")),
     ("docs", "the site, with links: mkdocs-material", "make --no-print-directory docs", have("npm")),
     ("open webui", "docs/open-webui.md: Open WebUI, which sends a chat", "scripts/open_webui_test.py", have("python3")),
     ("litellm", "docs/litellm.md: the LiteLLM proxy, a request whole and streamed", "scripts/litellm_test.py", have("python3", "curl")),
     ("load clients", "docs/bench-clients.md: vllm bench serve, sglang.bench_serving, aiperf, sluice load", "scripts/bench_clients_test.py", have("python3")),
     ("slurm", "the batch script and the configuration of docs/slurm.md: slurmctld, slurmd, sbatch", "scripts/slurm_test.sh", debian),
+    ("compare", "Sluice beside haproxy, nginx, vllm-router, sglang-router and smg, one round; figures for docs/compare.md come from `make compare`", "scripts/compare.py --quick",
+     lambda: have("haproxy")() or ("" if (os.cpu_count() or 1) > 1 else "needs two cores")),
     ("documents", "links, commands, yaml and reference of the documents", "scripts/check_docs.py", have("go")),
 ]
 

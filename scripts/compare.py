@@ -26,7 +26,7 @@ CPU is what the kernel accounts to the proxy's processes (utime + stime); a meas
 than 50 ms is repeated, because the kernel counts in steps of 10 ms. Figures are medians of the rounds
 with ranges; every other round runs in reverse order. Only ratios within one run mean anything. --report
 writes the page and the row of README.md that quotes it. The figures are kept in build/compare.json after
-each section, and --from FILE makes the page of them again. The defaults take about 18 minutes, --quick 3.
+each section (build/compare-quick.json with --quick), and --from FILE makes the page of them again. The defaults take about 18 minutes, --quick 3.
 """
 
 import argparse
@@ -694,6 +694,9 @@ def main():
     else:
         print(page(figures, about))
         print(readme_row(figures, about))
+    failed = ["%s: %s" % (" ".join(map(str, key)), why) for key, why in figures.why.items() if str(key[1]).startswith("sluice")]
+    if failed:
+        sys.exit("compare: Sluice itself could not be measured: " + "; ".join(failed))
 
 
 def measure(a):
@@ -705,7 +708,7 @@ def measure(a):
     for p in proxies:
         p.install()
         if p.missing:
-            say("%s: %s" % (p.name, p.missing))
+            print("skip  %s: %s" % (p.name, p.missing), flush=True)
     began, load_before = time.time(), os.getloadavg()[0]
     bench = Bench(proxies, a)
     sections = [("json", lambda: bench.json("latency" in a.sections)), ("streams", bench.streams), ("pd", lambda: bench.pd("vllm")), ("pd", lambda: bench.pd("sglang"))]
@@ -715,7 +718,7 @@ def measure(a):
                 section()
                 bench.stop()
                 about = describe_run(a, proxies, began, load_before)
-                bench.figures.save(os.path.join(b.ROOT, "build", "compare.json"), about)
+                bench.figures.save(os.path.join(b.ROOT, "build", "compare-quick.json" if a.quick else "compare.json"), about)
     finally:
         bench.close()
     say("done after %d s" % (time.time() - began))
