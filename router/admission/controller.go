@@ -201,7 +201,7 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 	}
 	now, rate := c.now(), 0.0
 	if m := c.rates[w.Item.Pool]; m != nil {
-		rate = m.perSecond(now)
+		rate = m.perSecond(now, rateWindow)
 	}
 	if rate <= 0 {
 		return -1
@@ -210,7 +210,7 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 	// What will arrive meanwhile in higher classes, and of tenants behind their share, goes before it
 	// too. The rate of its own tenant includes that.
 	if t := c.queue.tenantOf(&w.Item); t != nil {
-		if own := t.rate.perSecond(now); own > 0 {
+		if own := t.rate.perSecond(now, tenantRateWindow); own > 0 {
 			seconds = max(seconds, float64(t.usage.readyCost())/own)
 		}
 	}
@@ -450,7 +450,8 @@ func (c *Controller) rate(pool string) *rateMeter {
 // requests, over about the last rateWindow or tenantRateWindow of such time.
 type rateMeter struct {
 	tokens, seconds float64
-	since, last     int64 // ns; of the time with requests and of the last event; meaningful while busy
+	pause           float64 // s; the longest between two events lately
+	since, last     int64   // ns; of the time with requests and of the last event; meaningful while busy
 	busy            bool
 }
 
@@ -493,20 +494,28 @@ func (m *rateMeter) advance(now int64, window float64) {
 	if !m.busy {
 		return
 	}
-	elapsed := float64(now-m.last) / 1e9
+	elapsed := m.elapsed(now, window)
 	m.last = now
 	if elapsed <= 0 {
 		return
 	}
 	fade := max(0, 1-elapsed/window)
 	m.tokens, m.seconds = m.tokens*fade, m.seconds*fade+elapsed
+	m.pause = max(elapsed, m.pause*max(0, 1-elapsed/(4*window)))
+}
+
+// elapsed returns how much of the time since the last event counts, in s: half of the window, or twice the
+// longest pause lately if that is more. Where dispatches come more often, a longer pause is a stall of the
+// engines. It says nothing about the rate after it, and would hide that for many times the window.
+func (m *rateMeter) elapsed(now int64, window float64) float64 {
+	return min(float64(now-m.last)/1e9, max(window/2, 2*m.pause))
 }
 
 // perSecond returns the rate, 0 if it is not known. The time since the last dispatch counts.
-func (m *rateMeter) perSecond(now int64) float64 {
+func (m *rateMeter) perSecond(now int64, window float64) float64 {
 	seconds := m.seconds
 	if m.busy {
-		seconds += float64(now-m.last) / 1e9
+		seconds += m.elapsed(now, window)
 	}
 	if seconds < minRateTime {
 		return 0
@@ -594,7 +603,7 @@ func (c *Controller) View() View {
 			}
 			pool := PoolView{Pool: name, Class: c.settings.Classes[i].Name, Requests: k.usage.requests, OnHold: k.usage.onHold, Bytes: k.usage.bytes, Tokens: k.usage.cost}
 			if m := c.rates[name]; m != nil {
-				pool.Rate = math.Round(m.perSecond(c.now()))
+				pool.Rate = math.Round(m.perSecond(c.now(), rateWindow))
 			}
 			tenants := k.views(name, pool.Class)
 			pool.Tenants = len(tenants)

@@ -280,6 +280,68 @@ func TestForecast(t *testing.T) {
 	})
 }
 
+// A stall of the engines hardly changes the forecast, during it and after it.
+func TestForecastAfterStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+		var free atomic.Int64
+		var wg sync.WaitGroup
+		enqueue := func() {
+			w := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m", Cost: 100}}
+			c.Enqueue(w)
+			wg.Go(func() { c.Wait(w, time.Hour) })
+		}
+		for range 100 {
+			enqueue()
+		}
+		run := func(d time.Duration) {
+			for range d / (100 * time.Millisecond) { // 1,000 tokens a second
+				time.Sleep(100 * time.Millisecond)
+				free.Add(1)
+				c.Wake()
+				enqueue()
+			}
+		}
+		want := func(when string, atMost time.Duration) {
+			t.Helper()
+			if f := c.Forecast(&Waiter{Item: Item{Pool: "m", Cost: 100}}); f < 9*time.Second || f > atMost {
+				t.Errorf("%s: the forecast is %v; want 10s to %v", when, f, atMost)
+			}
+		}
+		run(30 * time.Second)
+		want("before the stall", 11*time.Second)
+		time.Sleep(5 * time.Minute)
+		want("in the stall", 30*time.Second)
+		run(time.Second)
+		want("a second after it", 30*time.Second)
+		run(20 * time.Second)
+		want("20 s after it", 13*time.Second)
+		free.Add(1000)
+		c.Wake()
+		wg.Wait()
+	})
+}
+
+// The rate of dispatches that come less often than the window is long is measured too, also where several come
+// at once.
+func TestRateOfRareDispatches(t *testing.T) {
+	for _, atOnce := range []int{1, 5} {
+		var m rateMeter
+		now := int64(0)
+		m.begin(now)
+		for range 10 {
+			now += int64(30 * time.Second)
+			for range atOnce {
+				m.add(now, 300, rateWindow)
+			}
+		}
+		now += int64(15 * time.Second)
+		if rate, want := m.perSecond(now, rateWindow), float64(10*atOnce); rate < want/2 || rate > want*3/2 {
+			t.Errorf("%d of 300 tokens every 30 s: %.1f tokens a second; want about %.0f", atOnce, rate, want)
+		}
+	}
+}
+
 func TestReloadWithWaitingRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{Name: "a"}, {Name: "b"}}}, new(counts))

@@ -217,7 +217,7 @@ func (q *request) meetsTarget(w *admission.Waiter) bool {
 func (q *request) refuseUnmet(note, what string, waited, forecast, retry time.Duration) {
 	q.r.countRefusal(q.class.Name, q.tenant, front.TargetUnmet)
 	q.noteAdmission(note, waited, forecast)
-	q.refuse(front.TargetUnmet, fmt.Sprintf("%s (class %s), too long for its target of %s", what, q.class.Name, q.describeTarget()), retryAfter(retry))
+	q.refuse(front.TargetUnmet, fmt.Sprintf("%s (class %s), too long for its target of %s", what, q.class.Name, q.describeTarget()), q.class.retryAfter(retry))
 }
 
 // refuseEarly refuses a request whose target cannot be met, before its prompt is looked at: under overload
@@ -251,15 +251,18 @@ func (q *request) describeTarget() string {
 
 func roundWait(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
-// retryAfter returns the time after which a refused request may be sent again: the forecast, at least
-// a second.
-func retryAfter(forecast time.Duration) time.Duration { return max(forecast, time.Second) }
+// retryAfter returns the time after which a refused request of the class may be sent again: the forecast, at
+// least a second, and at most the longest wait of the class. A forecast beyond that says that the request would
+// not start, not when another would.
+func (c *admissionClass) retryAfter(forecast time.Duration) time.Duration {
+	return max(min(forecast, c.wait), time.Second)
+}
 
 func (q *request) refuseQueueFull(w *admission.Waiter, bound admission.Bound) {
 	q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
 	full := q.describeFull(bound)
 	q.noteAdmission("refused: "+full, 0, w.Forecast)
-	q.refuse(front.AdmissionFull, fmt.Sprintf("no rank for model %q can start the request soon, and the queue is full: %s", q.pool.Model, full), retryAfter(w.Forecast))
+	q.refuse(front.AdmissionFull, fmt.Sprintf("no rank for model %q can start the request soon, and the queue is full: %s", q.pool.Model, full), q.class.retryAfter(w.Forecast))
 }
 
 // describeFull says which bound of the queue is reached.
@@ -307,7 +310,7 @@ func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionFull)
 		full := q.describeFull(w.Bound)
 		q.noteAdmission("refused: a request with a larger claim has its place, "+full, w.Waited, w.Forecast)
-		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full (class %s: %s), and a request of a higher class, or of a model or tenant that takes less of it, has the place of this one", q.class.Name, full), retryAfter(q.r.admission.Forecast(w)))
+		q.refuse(front.AdmissionFull, fmt.Sprintf("the queue is full (class %s: %s), and a request of a higher class, or of a model or tenant that takes less of it, has the place of this one", q.class.Name, full), q.class.retryAfter(q.r.admission.Forecast(w)))
 	default:
 		if time.Since(q.waitSince) < q.class.wait { // what the forecast did not see
 			q.refuseUnmet("refused: its target could not be met any more", fmt.Sprintf("no rank could start the request within %s", roundWait(w.Waited)), w.Waited, w.Forecast, q.r.admission.Forecast(w))
@@ -315,7 +318,7 @@ func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 		}
 		q.r.countRefusal(q.class.Name, q.tenant, front.AdmissionTimeout)
 		q.noteAdmission("refused: it waited too long", w.Waited, w.Forecast)
-		q.refuse(front.AdmissionTimeout, fmt.Sprintf("no rank for model %q could start the request within %s (class %s, admission.max_wait or the class's own)", q.pool.Model, q.class.wait, q.class.Name), retryAfter(q.r.admission.Forecast(w)))
+		q.refuse(front.AdmissionTimeout, fmt.Sprintf("no rank for model %q could start the request within %s (class %s, admission.max_wait or the class's own)", q.pool.Model, q.class.wait, q.class.Name), q.class.retryAfter(q.r.admission.Forecast(w)))
 	}
 	return false
 }

@@ -2,6 +2,7 @@ package pd
 
 import (
 	"testing"
+	"time"
 
 	"sluice/router/admission"
 	"sluice/router/config"
@@ -46,5 +47,16 @@ func TestDescribeFull(t *testing.T) {
 	a.MaxBytes = 0
 	if got, want := q.describeFull(admission.AllBytes), "at most 8 bytes may wait (half of limits.memory_budget, as admission.max_bytes is 0)"; got != want {
 		t.Errorf("a derived bound: %q; want %q", got, want)
+	}
+}
+
+// A refused request may come again after the forecast, but the forecast of a queue that stands still does not
+// keep it away for hours.
+func TestRetryAfter(t *testing.T) {
+	c := admissionClass{wait: 30 * time.Second}
+	for forecast, want := range map[time.Duration]time.Duration{-1: time.Second, time.Millisecond: time.Second, 5 * time.Second: 5 * time.Second, 24 * time.Hour: 30 * time.Second} {
+		if got := c.retryAfter(forecast); got != want {
+			t.Errorf("after a forecast of %v a client may retry after %v; want %v", forecast, got, want)
+		}
 	}
 }
