@@ -12,7 +12,7 @@ CPU by length of the prompt is measured in alternation with two relays in C that
 bytes on (bench/relay/raw for one leg, bench/relay/legs for two), the lower bound for a copy
 through user space on this machine, and with other builds (--binary).
 
-  scripts/bench_sidecar.py [--rounds N] [--turns N] [--only cpu] [--nixl LIBRARY] [--binary NAME=PATH]
+  scripts/bench_sidecar.py [--rounds N] [--turns N] [--only cpu|memory] [--nixl LIBRARY] [--binary NAME=PATH]
 """
 
 import argparse
@@ -194,8 +194,8 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=1500, help="request pairs for each row of small prompts")
     ap.add_argument("--turns", type=int, default=20, help="rounds of the measurement of CPU by prompt length")
-    ap.add_argument("--only", choices=["cpu"], help="measure only the CPU by prompt length")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build whose CPU is also measured; can be repeated")
+    ap.add_argument("--only", choices=["cpu", "memory"], help="measure only the CPU by prompt length, or the memory")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build whose CPU and memory are also measured; can be repeated")
     ap.add_argument("--nixl", help="path of libnixl_capi.so, to measure the memory of a sidecar with a NIXL agent as well")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
@@ -244,10 +244,10 @@ def main():
                 return both_legs(kb, i), t
             return both_legs(kb, i), through(kb, i)
 
-        print("Load average %.1f on %d cores. µs; median of the pairs' differences [quartiles].\n" % (load, os.cpu_count()))
-        print("| request | pairs | direct p50 | sidecar p50 | added p50 |")
-        print("| --- | --- | --- | --- | --- |")
-        for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)) if a.only != "cpu" else ():
+        print("Load average %.1f on %d cores." % (load, os.cpu_count()))
+        if not a.only:
+            print("µs; median of the pairs' differences [quartiles].\n\n| request | pairs | direct p50 | sidecar p50 | added p50 |\n| --- | --- | --- | --- | --- |")
+        for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)) if not a.only else ():
             for kb, n in ((1, a.rounds), (64, a.rounds // 5)):
                 for i in range(20):
                     pair(kb, i)
@@ -257,21 +257,29 @@ def main():
                 print("| %s, %d KB | %d | %.0f | %.0f | %.0f [%.0f–%.0f] |" % (
                     name, kb, n, statistics.median(x for x, _ in got), statistics.median(y for _, y in got), q[1], q[0], q[2]))
 
-        by_length(a, start, tmp)
+        if a.only != "memory":
+            by_length(a, start, tmp)
         if a.only == "cpu":
             return
-        print("\n| memory after 1,000 requests | RSS MiB | PSS MiB | anonymous MiB |")
-        print("| --- | --- | --- | --- |")
-        kinds = [("without NIXL", [])]
+        print("\nMemory in MiB, medians of 3 processes, at rest and after 1,000 requests, half of them P/D.\n")
+        print("| binary | NIXL | file, MB | RSS at rest | RSS after 1,000 requests | of it anonymous |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        kinds = [("no", [])]
         if a.nixl:
-            kinds.append(("with NIXL", ["--set", "transfers.nixl=on", "--set", "transfers.nixl_library=" + a.nixl]))
-        for name, more in kinds:
-            s = start(*flags, "http://" + dec.addr, *more)
-            wait_ready(s.addr)
-            at = Client(s.addr)
-            for i in range(1000):
-                at.post(body(1 + i % 8, i, b"2"), named if i % 2 else b"")
-            print("| %s | %.1f | %.1f | %.1f |" % ((name,) + tuple(s.memory())))
+            kinds.append(("an agent", ["--set", "transfers.nixl=on", "--set", "transfers.nixl_library=" + a.nixl]))
+        for name, path in [("bin/sluice", SLUICE)] + [one.split("=", 1) for one in a.binary]:
+            for nixl, more in kinds:
+                got = []
+                for _ in range(3):
+                    s = start(*flags, "http://" + dec.addr, *more, binary=path)
+                    wait_ready(s.addr)
+                    rest, at = s.memory()[0], Client(s.addr)
+                    for i in range(1000):
+                        at.post(body(1 + i % 8, i, b"2"), named if i % 2 else b"")
+                    rss, _, anonymous = s.memory()
+                    got.append((rest, rss, anonymous))
+                    procs.pop().stop()
+                print("| %s | %s | %.1f | %.1f | %.1f | %.1f |" % (name, nixl, os.path.getsize(path) / 1e6, *(statistics.median(x) for x in zip(*got))))
     finally:
         for p in procs:
             p.stop()
