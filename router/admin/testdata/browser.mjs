@@ -303,6 +303,16 @@ const checks = {
     await close(gone);
   },
 
+  // An engine that never answered has reported no usage: -1 in the API.
+  async "usage that no engine has reported is unknown"() {
+    const page = await signedIn("");
+    const card = page.locator(".node", { hasText: "down-0" });
+    await card.waitFor();
+    assert.match(await card.locator(".meter .value").first().textContent(), /^usage unknown · /);
+    assert.ok(!(await page.locator("body").textContent()).includes("-100 %"), "a negative usage is shown");
+    await close(page);
+  },
+
   async "queues and sessions show the API's figures"() {
     const page = await signedIn("view=queues");
     await page.locator('[aria-label="latest sessions"] tbody tr').first().waitFor();
