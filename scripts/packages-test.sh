@@ -58,8 +58,10 @@ mkdir -p "$units"
 dpkg-deb -x "$deb" "$work/files"
 sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice.service" >"$units/sluice.service"
 sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice-sidecar.service" >"$units/sluice-sidecar.service"
-cp "$work/files/usr/lib/systemd/system/sluice.socket" "$units/"
-check "systemd-analyze verify" systemd-analyze verify --man=no "$units/sluice.service" "$units/sluice-sidecar.service" "$units/sluice.socket"
+cp "$work"/files/usr/lib/systemd/system/*.socket "$units/"
+check "systemd-analyze verify" systemd-analyze verify --man=no "$units/sluice.service" "$units/sluice-sidecar.service" "$units/sluice.socket" "$units/sluice-sidecar.socket"
+# A sidecar reads no file, so a reload would report a success and change nothing.
+check "sluice-sidecar has no reload" bash -c '! grep "^ExecReload=" "$1"' - "$units/sluice-sidecar.service"
 for unit in sluice sluice-sidecar; do
   check "systemd-analyze security of $unit: at most 5.0" systemd-analyze security --offline=true --threshold=50 "$units/$unit.service"
 done
