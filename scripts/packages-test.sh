@@ -56,10 +56,22 @@ in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DE
 units=$work/units
 mkdir -p "$units"
 dpkg-deb -x "$deb" "$work/files"
-sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice.service" >"$units/sluice.service"
-sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice-sidecar.service" >"$units/sluice-sidecar.service"
-cp "$work"/files/usr/lib/systemd/system/*.socket "$units/"
-check "systemd-analyze verify" systemd-analyze verify --man=no "$units/sluice.service" "$units/sluice-sidecar.service" "$units/sluice.socket" "$units/sluice-sidecar.socket"
+for unit in sluice.service sluice-sidecar.service sluice.socket sluice-sidecar.socket; do
+  sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/$unit" >"$units/$unit"
+done
+# Without --recursive-errors a wrong key is a warning, and the exit status 0.
+verify() { systemd-analyze verify --man=no --recursive-errors=one "$@"; }
+check "systemd-analyze verify" verify "$units"/*
+mkdir "$work/wrong"
+refuses_unit() { # refuses_unit UNIT EXPRESSION: the unit as sed changes it
+  sed "$2" "$units/$1" >"$work/wrong/$1"
+  ! cmp -s "$units/$1" "$work/wrong/$1" || { echo "$2 changes nothing"; return 1; }
+  ! verify "$work/wrong/$1"
+}
+check "it refuses a key that does not exist" refuses_unit sluice.service 's/^LimitNOFILE=/LimitNOFIEL=/'
+check "it refuses a wrong value" refuses_unit sluice-sidecar.service 's/^Type=notify$/Type=notifies/'
+check "it refuses a program that does not exist" refuses_unit sluice-sidecar.service 's#^ExecStart=#&/nowhere#'
+rm -r "$work/wrong"
 # A sidecar reads no file, so a reload would report a success and change nothing.
 check "sluice-sidecar has no reload" bash -c '! grep "^ExecReload=" "$1"' - "$units/sluice-sidecar.service"
 for unit in sluice sluice-sidecar; do
@@ -225,9 +237,20 @@ check ".rpm: remove again" in_rpm -e sluice
 check ".rpm: an unedited configuration goes with it" in_root test ! -e /etc/sluice/sluice.yaml
 rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
 rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
-check "the .rpm has the units" grep -qx /usr/lib/systemd/system/sluice.service "$work/rpm.list"
-check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
+for unit in sluice.service sluice.socket sluice-sidecar.service sluice-sidecar.socket; do
+  check "the .rpm has $unit" grep -qx "/usr/lib/systemd/system/$unit" "$work/rpm.list"
+done
 dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sed 's#/usr/share/zsh/vendor-completions/#/usr/share/zsh/site-functions/#' | sort >"$work/deb.list"
+check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
+observability() { # the dashboards and the rules of the tree, without the rules' tests, are in the package
+  local file there count=0
+  for file in $(git ls-files docs/observability/dashboards docs/observability/rules | grep -v '/tests.yaml$'); do
+    there=/usr/share/sluice/${file#docs/observability/} count=$((count + 1))
+    cmp "$file" "$work/files$there" && grep -qx "$there" "$work/rpm.list" || { echo "$there"; return 1; }
+  done
+  [ "$count" -ge 7 ] || { echo "only $count files"; return 1; }
+}
+check "the dashboards and the rules are under /usr/share/sluice" observability
 check "the licences of the static libraries are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libzmq"
 if command -v cargo >/dev/null; then
   check "the native tokenizer is in the package" grep -qx /usr/lib/sluice/libsluice_tokenizer.so "$work/deb.list"
