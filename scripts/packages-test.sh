@@ -125,6 +125,51 @@ sed "s/^# All fields: .*/# A comment of the earlier version./" scripts/packaging
 sed -e "s#scripts/packaging/sluice.yaml#$work/earlier/sluice.yaml#" -e "s#scripts/packaging/default.sluice,#$work/earlier/default.sluice,#" scripts/packaging/nfpm.yaml >"$work/earlier/nfpm.yaml"
 for format in deb rpm; do VERSION=0~earlier ARCH=$(go env GOARCH) "$nfpm" package --config "$work/earlier/nfpm.yaml" --packager "$format" --target "$work/earlier/" >/dev/null; done
 
+# A system that runs systemd, as the maintainer scripts see it: systemctl records how it is called. It knows the options
+# of systemd 249 (Ubuntu 22.04).
+fake_systemd() {
+  mkdir -p "$root/run/systemd/system"
+  mv "$root/usr/bin/systemctl" "$root/usr/bin/systemctl.real"
+  cat >"$root/usr/bin/systemctl" <<'SH'
+#!/bin/sh
+echo "$*" >>/systemctl.calls
+case "$*" in
+  *--kill-whom*) echo "systemctl: unrecognized option" >&2; exit 1 ;;
+  "kill "*) [ ! -e /systemctl.fails ] ;;
+  "is-active --quiet "*) grep -qx "$3" /systemctl.active ;;
+esac
+SH
+  chmod 0755 "$root/usr/bin/systemctl"
+  : >"$root/systemctl.active"
+}
+real_systemd() { rm -r "$root/run/systemd/system" && mv "$root/usr/bin/systemctl.real" "$root/usr/bin/systemctl"; }
+active() { rm -f "$root/systemctl.calls" "$root/systemctl.fails"; printf '%s\n' "$@" >"$root/systemctl.active"; }
+calls() { # calls LINE...: systemctl was called in this way; daemon-reload, as often as scripts like, is among the calls
+  grep -qx daemon-reload "$root/systemctl.calls" && diff <(printf '%s\n' "$@" | grep .) <(grep -vx daemon-reload "$root/systemctl.calls")
+}
+unit_calls() { # unit_calls PREFIX INSTALL UPGRADE REMOVE: the commands, as names of functions
+  local prefix=$1
+  check "${prefix}systemctl is replaced" fake_systemd
+  active ''
+  check "${prefix}with systemd: install" "$2"
+  check "${prefix}with systemd: an installation starts and stops nothing" calls "is-active --quiet sluice" "is-active --quiet sluice-sidecar"
+  active sluice sluice-sidecar
+  check "${prefix}with systemd: upgrade" "$3"
+  check "${prefix}with systemd: an upgrade replaces the router and the sidecar by a hot restart, and restarts nothing" calls \
+    "is-active --quiet sluice" "kill --kill-who=main --signal=USR2 sluice" \
+    "is-active --quiet sluice-sidecar" "kill --kill-who=main --signal=USR2 sluice-sidecar"
+  active sluice
+  touch "$root/systemctl.fails"
+  check "${prefix}with systemd: upgrade where the signal cannot be sent" "$3"
+  check "${prefix}with systemd: it restarts the router, which alone runs" calls \
+    "is-active --quiet sluice" "kill --kill-who=main --signal=USR2 sluice" "restart sluice" "is-active --quiet sluice-sidecar"
+  active sluice sluice-sidecar
+  check "${prefix}with systemd: remove" "$4"
+  check "${prefix}with systemd: a removal stops and disables every unit" calls \
+    "disable --now sluice.socket sluice.service sluice-sidecar.socket sluice-sidecar.service"
+  check "${prefix}systemctl is as before" real_systemd
+}
+
 # Installation.
 cp "$deb" "$root/sluice.deb"
 cp "$work"/earlier/*.deb "$root/earlier.deb"
@@ -208,6 +253,12 @@ for path in /etc/sluice /etc/default/sluice /etc/default/sluice-sidecar /var/lib
   check "$path is gone" in_root test ! -e "$path"
 done
 
+install_deb() { in_root dpkg -i /earlier.deb; }
+upgrade_deb() { in_root dpkg -i --force-confdef --force-confold /sluice.deb; }
+remove_deb() { in_root dpkg -r sluice; }
+unit_calls "" install_deb upgrade_deb remove_deb
+check "purge again" in_root dpkg -P sluice
+
 # The .rpm.
 root=$work/rpm-root
 make_root "$root"
@@ -235,6 +286,10 @@ check ".rpm: install again" in_rpm -i --nodeps "$rpm"
 check ".rpm: it has the packaged configuration" in_root sh -c 'sluice check --config /etc/sluice/sluice.yaml && ! grep "# edited" /etc/sluice/sluice.yaml'
 check ".rpm: remove again" in_rpm -e sluice
 check ".rpm: an unedited configuration goes with it" in_root test ! -e /etc/sluice/sluice.yaml
+install_rpm() { in_rpm -i --nodeps "$work"/earlier/*.rpm; }
+upgrade_rpm() { in_rpm -U --nodeps --replacepkgs "$rpm"; }
+remove_rpm() { in_rpm -e sluice; }
+unit_calls ".rpm: " install_rpm upgrade_rpm remove_rpm
 rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
 rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
 for unit in sluice.service sluice.socket sluice-sidecar.service sluice-sidecar.socket; do
