@@ -13,6 +13,7 @@ command -v rpm >/dev/null || missing+=(rpm)
 command -v man >/dev/null || missing+=(man-db)
 command -v groff >/dev/null || missing+=(groff-base)
 [ -e /usr/share/bash-completion/bash_completion ] || missing+=(bash-completion)
+command -v objdump >/dev/null || missing+=(binutils)
 command -v zsh >/dev/null || missing+=(zsh)
 command -v fish >/dev/null || missing+=(fish)
 if [ ${#missing[@]} -gt 0 ]; then
@@ -82,6 +83,33 @@ done
 libraries() { [ "$(ldd "$1" | grep -c '=> ')" -le 1 ] || { ldd "$1"; return 1; }; }
 check "the binary loads only the C library" libraries "$work/files/usr/bin/sluice"
 
+# What the packages depend on is what the files need, as the loader sees it.
+rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
+needed=$(for file in "$work/files/usr/bin/sluice" $(ls "$work"/files/usr/lib/sluice/*.so 2>/dev/null); do objdump -p "$file"; done)
+glibc=$(grep -o ' GLIBC_[0-9][0-9.]*$' <<<"$needed" | sed 's/.*_//' | sort -Vu | tail -1)
+depends() { # depends DEB RPM: both packages have the dependency
+  dpkg-deb -f "$deb" Depends | tr , '\n' | sed 's/^ *//' | grep -Fx -- "$1" && grep -Fx -- "$2" "$work/rpm.requires" ||
+    { dpkg-deb -f "$deb" Depends; cat "$work/rpm.requires"; return 1; }
+}
+check "the packages depend on glibc $glibc or later, which the files need" depends "libc6 (>= $glibc)" "glibc >= $glibc"
+for name in $(sed -n 's/^ *NEEDED *//p' <<<"$needed" | grep -Ev '^(libc\.so\.6|libm\.so\.6|ld-linux.*)$' | sort -u); do
+  check "the packages depend on $name, which a file needs" depends "$([ "$name" != libgcc_s.so.1 ] || echo libgcc-s1)" "$name()(64bit)"
+done
+older() { # a system with an older C library does not configure the package
+  local result=0
+  cp "$deb" "$root/sluice.deb" && cp "$root/var/lib/dpkg/status" "$work/status"
+  sed -i '/^Package: libc6$/,/^$/s/^Version: .*/Version: 2.31-13/' "$root/var/lib/dpkg/status"
+  in_root dpkg -i /sluice.deb >"$work/older" 2>&1 || result=$?
+  in_root dpkg -P sluice >/dev/null 2>&1
+  cp "$work/status" "$root/var/lib/dpkg/status"
+  cat "$work/older"
+  [ "$result" != 0 ] && grep -q "depends on libc6 (>= $glibc)" "$work/older"
+}
+check "a system with glibc 2.31 refuses the package" older
+if grep -qx VERSION_CODENAME=bookworm /etc/os-release; then
+  check "docs/install.md names that version" grep -q "Built on Debian 12 they need glibc $glibc:" docs/install.md
+fi
+
 # Man pages and completion, with the real programs.
 pages=$work/files/usr/share/man/man1
 check "a man page for every command" bash -c '
@@ -123,6 +151,7 @@ mkdir "$work/earlier"
 sed "s/^# All fields: .*/# A comment of the earlier version./" scripts/packaging/sluice.yaml >"$work/earlier/sluice.yaml"
 { cat scripts/packaging/default.sluice && echo "# A comment of the earlier version."; } >"$work/earlier/default.sluice"
 sed -e "s#scripts/packaging/sluice.yaml#$work/earlier/sluice.yaml#" -e "s#scripts/packaging/default.sluice,#$work/earlier/default.sluice,#" scripts/packaging/nfpm.yaml >"$work/earlier/nfpm.yaml"
+. build/packages/depends
 for format in deb rpm; do VERSION=0~earlier ARCH=$(go env GOARCH) "$nfpm" package --config "$work/earlier/nfpm.yaml" --packager "$format" --target "$work/earlier/" >/dev/null; done
 
 # A system that runs systemd, as the maintainer scripts see it: systemctl records how it is called. It knows the options
@@ -291,12 +320,10 @@ upgrade_rpm() { in_rpm -U --nodeps --replacepkgs "$rpm"; }
 remove_rpm() { in_rpm -e sluice; }
 unit_calls ".rpm: " install_rpm upgrade_rpm remove_rpm
 rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
-rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
 for unit in sluice.service sluice.socket sluice-sidecar.service sluice-sidecar.socket; do
   check "the .rpm has $unit" grep -qx "/usr/lib/systemd/system/$unit" "$work/rpm.list"
 done
 dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sed 's#/usr/share/zsh/vendor-completions/#/usr/share/zsh/site-functions/#' | sort >"$work/deb.list"
-check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
 observability() { # the dashboards and the rules of the tree, without the rules' tests, are in the package
   local file there count=0
   for file in $(git ls-files docs/observability/dashboards docs/observability/rules | grep -v '/tests.yaml$'); do

@@ -9,7 +9,7 @@
 # The binary is stripped and links libzmq statically where its archives allow
 # (scripts/static-zmq.sh). NIXL, UCX and CUDA are opened at run time where a node has them, so
 # no package depends on them. The packages contain the native tokenizer if cargo is installed
-# where they are built. The tools are built from the Go module proxy, in versions named
+# where they are built. What they need of the system is read from the binaries. The tools are built from the Go module proxy, in versions named
 # here, and kept in the cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
     --out) out=$2; shift 2 ;;
     --version) version=$2; shift 2 ;;
     --keep) keep=1; shift ;;
-    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,14p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "packages: unknown argument \"$1\"; want --out DIR, --version VERSION or --keep" >&2; exit 2 ;;
   esac
 done
@@ -74,6 +74,9 @@ go run -tags mandoc -ldflags "-X main.version=$version -X main.date=$date" ./cmd
 gzip -9n "$build"/man/*.1
 mkdir -p "$build/completion"
 for shell in bash zsh fish; do "$build/sluice" completion "$shell" >"$build/completion/sluice.$shell"; done
+# What the packages depend on, for nfpm.yaml.
+scripts/packaging/depends.sh "$build/sluice" $(ls "$build"/lib/*.so 2>/dev/null) >"$build/depends"
+. "$build/depends"
 for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
