@@ -110,6 +110,52 @@ if grep -qx VERSION_CODENAME=bookworm /etc/os-release; then
   check "docs/install.md names that version" grep -q "Built on Debian 12 they need glibc $glibc:" docs/install.md
 fi
 
+# The SBOM, compared with the binary's own list of modules, the licences and Cargo.lock.
+sbom() {
+  go version -m "$work/files/usr/bin/sluice" >"$work/modules"
+  python3 - "$work/files/usr/share/doc/sluice" "$work/modules" "$([ ! -e "$work/files/usr/lib/sluice/libsluice_tokenizer.so" ] || echo native/tokenizer)" <<'PYTHON'
+import json, os, re, subprocess, sys
+folder, modules, crates = sys.argv[1:]
+sbom = json.load(open(folder + "/sluice.cdx.json"))
+assert sbom["bomFormat"] == "CycloneDX" and sbom["metadata"]["component"]["name"] == "sluice", sbom["metadata"]
+components = {(c["name"], c["version"]): c for c in sbom["components"]}
+refs = {c["bom-ref"] for c in sbom["components"]} | {sbom["metadata"]["component"]["bom-ref"]}
+unknown = [r for d in sbom["dependencies"] for r in [d["ref"], *d.get("dependsOn", [])] if r not in refs]
+assert not unknown, f"dependencies on what is not a component: {unknown}"
+edges = {d["ref"]: d.get("dependsOn", []) for d in sbom["dependencies"]}
+reached, todo = set(), [sbom["metadata"]["component"]["bom-ref"]]
+while todo:
+    ref = todo.pop()
+    if ref not in reached:
+        reached.add(ref)
+        todo += edges.get(ref, [])
+text = open(modules).read()
+found = re.findall(r"^\tdep\t(\S+)\t(\S+)", text, re.MULTILINE) + [("std", re.search(r": (go\S+)", text)[1])]
+assert len(found) > 20, found
+missing = [m for m in found if m not in components]
+assert not missing, f"modules of the binary that the SBOM lacks: {missing}"
+# What is linked statically has a licence in the package.
+libraries = [n for n in os.listdir(folder + "/licenses") if n != "libsluice_tokenizer"]
+assert {"libzmq", "libsodium", "libstdc++"} <= set(libraries), libraries
+versions = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\n"], capture_output=True, text=True, check=True).stdout.split("\n")
+for name in libraries:
+    c = [c for (n, _), c in components.items() if n == name]
+    assert len(c) == 1 and c[0]["bom-ref"] in reached, f"{name}: {c}"
+    assert c[0]["description"].split()[-1] + " " + c[0]["version"] in versions, c
+if crates:
+    lock = re.findall(r'\[\[package\]\]\nname = "(.*)"\nversion = "(.*)"\n', open(crates + "/Cargo.lock").read())
+    assert len(lock) > 100, lock
+    missing = [c for c in lock if not components.get(c, {}).get("purl", "").startswith("pkg:cargo/")]
+    assert not missing, f"crates that the SBOM lacks: {missing}"
+    for name in ("tokenizers", "fastokens", "minijinja"):
+        c = [c for (n, _), c in components.items() if n == name]
+        assert len(c) == 1 and c[0]["scope"] == "required" and c[0]["licenses"] and c[0]["hashes"] and c[0]["bom-ref"] in reached, c
+print(len(components), "components")
+PYTHON
+}
+check "the SBOM has the modules, the static libraries and the crates" sbom
+check "it is the one beside the packages" cmp "$work/files/usr/share/doc/sluice/sluice.cdx.json" "$(ls -t build/dist/*.cdx.json | head -1)"
+
 # Man pages and completion, with the real programs.
 pages=$work/files/usr/share/man/man1
 check "a man page for every command" bash -c '

@@ -56,11 +56,12 @@ if [ -n "$keep" ] && [ "$(cat "$built" 2>/dev/null)" = "$source" ] && [ -e "$out
   exit
 fi
 rm -rf "$build" && mkdir -p "$build" "$out"
-flags=()
+flags=() parts=()
 mkdir -p "$build/licenses"
 if dir=$(scripts/static-zmq.sh "$build/licenses"); then
   export CGO_LDFLAGS="-O2 -g -L$dir"
   flags=(-extldflags '-static-libgcc')
+  parts+=(--archives build/static-zmq/packages)
 fi
 echo "packages: building sluice $version" >&2
 go build -trimpath \
@@ -68,21 +69,26 @@ go build -trimpath \
   -o "$build/sluice" ./cmd/sluice
 mkdir -p "$build/lib"
 scripts/tokenizer.sh "$build/lib/libsluice_tokenizer.so"
-[ ! -e "$build/lib/libsluice_tokenizer.so" ] || cp native/tokenizer/NOTICE "$build/licenses/libsluice_tokenizer"
+if [ -e "$build/lib/libsluice_tokenizer.so" ]; then
+  cp native/tokenizer/NOTICE "$build/licenses/libsluice_tokenizer"
+  parts+=(--crates)
+fi
 # Man pages, of a build with cobra/doc (see cmd/sluice/man.go), and completion scripts.
 go run -tags mandoc -ldflags "-X main.version=$version -X main.date=$date" ./cmd/sluice man "$build/man"
 gzip -9n "$build"/man/*.1
 mkdir -p "$build/completion"
 for shell in bash zsh fish; do "$build/sluice" completion "$shell" >"$build/completion/sluice.$shell"; done
+# It reads the commit from the repository itself, and cannot do so in a linked work tree (git worktree).
+"$sbom" app -json -std -licenses -main cmd/sluice -output "$build/sluice.cdx.json" . 2>"$build/sbom.log" || { tail -5 "$build/sbom.log" >&2; echo "packages: cannot write the SBOM" >&2; exit 1; }
+scripts/sbom.py "$build/sluice.cdx.json" "${parts[@]}"
 # What the packages depend on, for nfpm.yaml.
 scripts/packaging/depends.sh "$build/sluice" $(ls "$build"/lib/*.so 2>/dev/null) >"$build/depends"
 . "$build/depends"
 for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
-tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" --transform 's,^lib/,,' -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion $(cd "$build" && ls lib/*.so 2>/dev/null)
-# It reads the commit from the repository itself, and cannot do so in a linked work tree (git worktree).
-"$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>"$build/sbom.log" || { tail -5 "$build/sbom.log" >&2; echo "packages: cannot write the SBOM" >&2; exit 1; }
+tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" --transform 's,^lib/,,' -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses man completion sluice.cdx.json $(cd "$build" && ls lib/*.so 2>/dev/null)
+cp "$build/sluice.cdx.json" "$out/sluice-$version.cdx.json"
 scripts/wheels.sh "$out"
 (cd "$out" && sha256sum -- *"$version"* *.whl >"SHA256SUMS")
 [ -n "$(git status --porcelain 2>/dev/null)" ] || echo "$source" >"$built"
