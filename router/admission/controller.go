@@ -134,9 +134,10 @@ const (
 	// pollInterval is how often the dispatcher looks for capacity that nothing has reported: an engine
 	// has worked off its queue, or a worker has come.
 	pollInterval = 10 * time.Millisecond
-	// maxDeferred bounds how many requests of a pool that cannot start now are passed over in a round, and
-	// maxFull for how many groups of requests no rank has capacity.
-	maxDeferred, maxFull = 16, 64
+	// maxDeferred bounds how many requests of a pool that cannot start now are tried in a round from the
+	// first on, and how many behind those of earlier rounds; maxPassed, how many of earlier rounds are passed
+	// over for that; and maxFull, for how many groups of requests no rank has capacity.
+	maxDeferred, maxPassed, maxFull = 16, 1024, 64
 	// maxRates bounds the number of pools whose rate is remembered.
 	maxRates = 1024
 )
@@ -403,14 +404,26 @@ func (c *Controller) round() bool {
 }
 
 // dispatchPool starts the requests of a pool in their order. After maxFull groups without capacity, the next
-// round goes on with the others: however many there are, each is tried within some rounds. Called with mu,
-// which it releases between two requests, so that arrivals and disconnects need not wait for all of them.
+// round goes on with the others: however many there are, each is tried within some rounds. After maxDeferred
+// requests that cannot start now although others may, those that earlier rounds have tried are passed over,
+// so that the ones behind them get the ranks that they do not want. Called with mu, which it releases between
+// two requests, so that arrivals and disconnects need not wait for all of them.
 func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
-	for deferred, full := 0, 0; full < maxFull; {
+	for deferred, passed, full := 0, 0, 0; full < maxFull; {
 		now := c.now()
 		it := c.queue.Next(pool, now)
-		if it == nil || deferred == maxDeferred {
+		if it == nil || passed == maxPassed {
+			c.queue.EndSweep(pool)
+			c.queue.endPass(pool)
+			return
+		}
+		if deferred >= maxDeferred && it.wasTried() {
+			c.queue.Defer(it)
+			passed++
+			continue
+		}
+		if deferred == 2*maxDeferred {
 			c.queue.EndSweep(pool)
 			return
 		}
@@ -421,6 +434,7 @@ func (c *Controller) dispatchPool(pool string) {
 			c.rate(pool).add(c.now(), it.Cost, rateWindow)
 			c.end(it.Waiter, Dispatched)
 		case NotNow:
+			it.setTried()
 			c.queue.Defer(it)
 			deferred++
 		default:

@@ -105,23 +105,39 @@ func TestControllerDispatchesAsCapacityComes(t *testing.T) {
 	}) // the dispatcher has ended, else synctest reports it
 }
 
-// A request that cannot start now does not hold up those behind it.
+// Requests that cannot start now do not hold up those behind them, however many they are, and keep their order.
 func TestDeferredRequestsLetOthersPass(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := NewController(Settings{Classes: []Class{{}}}, new(counts))
-		var none, free atomic.Int64
-		stuck := &Waiter{Starter: &gate{free: &none, verdict: NotNow}, Item: Item{Pool: "m"}}
-		other := &Waiter{Starter: &gate{free: &free, verdict: NoCapacity}, Item: Item{Pool: "m"}}
-		c.Enqueue(stuck)
-		c.Enqueue(other)
-		free.Add(1)
-		if out := c.Wait(other, time.Second); out != Dispatched {
-			t.Errorf("the request behind one that cannot start ended %s; want dispatched", out)
-		}
-		if out := c.Wait(stuck, time.Second); out != Expired {
-			t.Errorf("the one that cannot start ended %s; want timeout", out)
-		}
-	})
+	for _, n := range []int{1, maxDeferred, 300, maxPassed} {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewController(Settings{Classes: []Class{{}}}, new(counts))
+			var none, free atomic.Int64
+			ends := make(chan int)
+			for i := range n {
+				w := &Waiter{Starter: &gate{free: &none, verdict: NotNow}, Item: Item{Pool: "m", Due: int64(i)}}
+				c.Enqueue(w)
+				go func() {
+					if out := c.Wait(w, time.Hour); out != Dispatched {
+						t.Errorf("one that could not start ended %s; want dispatched", out)
+					}
+					ends <- i
+				}()
+			}
+			other := &Waiter{Starter: &gate{free: &free, verdict: NotNow}, Item: Item{Pool: "m", Due: int64(n)}}
+			c.Enqueue(other)
+			free.Add(1)
+			if out := c.Wait(other, 2*time.Minute); out != Dispatched || other.Waited > time.Duration(n/maxDeferred+2)*pollInterval {
+				t.Errorf("the request behind %d that cannot start ended %s after %v; want it dispatched within as many rounds as they need", n, out, other.Waited)
+			}
+			none.Add(1)
+			if first := <-ends; first != 0 {
+				t.Errorf("of %d that could not start, number %d went first; want 0", n, first)
+			}
+			none.Add(int64(n))
+			for range n - 1 {
+				<-ends
+			}
+		})
+	}
 }
 
 // Requests for whose ranks there is no capacity hold up none of other groups, in however many groups they are,

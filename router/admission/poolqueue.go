@@ -20,6 +20,7 @@ type poolQueue struct {
 	spare   []*lane  // emptied, for the next ones: most tenants have few requests and come back
 	usage   usage
 	lateSeq uint64
+	pass    uint32 // over the requests that cannot start now although others may; from 1
 }
 
 // group has the requests of a pool that may use the same ranks.
@@ -50,7 +51,7 @@ func (l *lane) goesBefore(o *lane) bool { return l.tenant.goesBefore(o.tenant) }
 func (l *lane) place() *int { return &l.at }
 
 func newPoolQueue(name string, classes int) *poolQueue {
-	l := &poolQueue{name: name, classes: make([]classQueue, classes)}
+	l := &poolQueue{name: name, pass: 1, classes: make([]classQueue, classes)}
 	for i := range l.classes {
 		l.classes[i].tenants = map[string]*tenant{}
 	}

@@ -79,7 +79,8 @@ type Item struct {
 	state    itemState
 	exceeded Bound // for which the request was displaced
 	deferred bool
-	prev     *Item // of the tenant's late requests, or of those on hold
+	pass     uint32 // the poolQueue.pass in which it was last tried and deferred
+	prev     *Item  // of the tenant's late requests, or of those on hold
 	next     *Item
 	older    *Item // of the class, in all pools
 	newer    *Item
@@ -415,6 +416,18 @@ func (q *Queue) SetFull(it *Item) {
 func (q *Queue) EndSweep(pool string) {
 	if l := q.pools[pool]; l != nil {
 		l.endSweep()
+	}
+}
+
+// wasTried reports whether the request was tried and deferred in this pass over its pool, and setTried notes that
+// it was.
+func (it *Item) wasTried() bool { return it.pass == it.queue.pass }
+func (it *Item) setTried()      { it.pass = it.queue.pass }
+
+// endPass lets all deferred requests of a pool be tried again.
+func (q *Queue) endPass(pool string) {
+	if l := q.pools[pool]; l != nil {
+		l.pass++
 	}
 }
 
