@@ -115,6 +115,7 @@ type Controller struct {
 	observer Observer
 	clock    monotime.Clock
 	waiting  atomic.Int64
+	disabled atomic.Bool // see Disable; changed with mu
 	wake     chan struct{}
 
 	// releasedMu is not mu, because release is called under locks that the dispatcher takes under mu.
@@ -237,6 +238,15 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	w.Position = c.queue.Position(&w.Item)
 	w.Item.Waiter, w.Item.Arrived = w, c.now()
 	w.done, w.outcome = make(chan struct{}, 1), Waiting
+	if c.disabled.Load() {
+		w.outcome = Dispatched
+		w.done <- struct{}{}
+		c.mu.Unlock()
+		if !w.Item.Suspended {
+			c.observer.Enqueued(w.Class, w.Item.Tenant)
+		}
+		return WithinBounds
+	}
 	var bound Bound
 	c.displaced, bound = c.queue.Push(&w.Item, c.displaced[:0])
 	for i, it := range c.displaced {
@@ -358,6 +368,7 @@ func (c *Controller) displace(it *Item, b Bound) {
 func (c *Controller) Reload(s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.disabled.Store(false)
 	all := c.queue.Drain()
 	c.settings, c.queue = s, NewQueue(s.Classes, s.Limits)
 	for _, it := range all {
@@ -372,6 +383,20 @@ func (c *Controller) Reload(s Settings) {
 	}
 	c.waiting.Store(int64(c.queue.Len()))
 }
+
+// Disable ends all waits as dispatched, without trying to start the requests, until the next Reload. Otherwise
+// those that wait would starve behind requests that have no queue.
+func (c *Controller) Disable() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disabled.Store(true)
+	for _, it := range c.queue.Drain() {
+		c.end(it.Waiter, Dispatched)
+	}
+}
+
+// IsDisabled reports whether no request waits, see Disable.
+func (c *Controller) IsDisabled() bool { return c.disabled.Load() }
 
 // dispatch starts requests until none waits.
 func (c *Controller) dispatch() {

@@ -121,7 +121,7 @@ func (q *request) countFull(candidates []*worker.Rank) (full, halfOpen int) {
 // mayAwaitLimits reports whether a request may wait that found every candidate of a leg at a load limit,
 // because others were faster.
 func (q *request) mayAwaitLimits(candidates []*worker.Rank) bool {
-	if q.class == nil || q.legSent || q.resumption != nil || q.attempt > 1 || !q.waitsForAdmission() {
+	if q.class == nil || q.r.admission.IsDisabled() || q.legSent || q.resumption != nil || q.attempt > 1 || !q.waitsForAdmission() {
 		return false
 	}
 	full, halfOpen := q.countFull(candidates)

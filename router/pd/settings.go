@@ -60,8 +60,10 @@ func (r *Runner) Reload(opt Options) error {
 	}
 	r.current.Store(s)
 	r.sessions.SetOptions(now.Sessions)
-	if s.admission != nil { // else those that wait are dispatched by the settings of their beginning
+	if s.admission != nil {
 		r.admission.Reload(s.admission.queue)
+	} else {
+		r.admission.Disable()
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -205,6 +206,62 @@ func TestLostPrefillWithWaitingRequests(t *testing.T) {
 			if fmt.Sprint(ids) != "[a b c]" || len(o.refused) > 0 {
 				t.Errorf("decode served %v, refused %v; want all", ids, o.refused)
 			}
+		})
+	}
+}
+
+// TestReloadToNoQueue: after a reload to admission.mode off, requests that wait go on as those that arrive then.
+func TestReloadToNoQueue(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ limits, served, refused string }{
+		"prompts are queued": {"", "[a b c]", "[]"},
+		"at a limit":         {", rank_requests: 1", "[]", "[a 429 pool_overloaded b 429 pool_overloaded c 429 pool_overloaded]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := harness.StartSim(t, nil)
+			path := filepath.Join(t.TempDir(), "sluice.yaml")
+			write := func(mode string) {
+				harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: off}\nworkers:\n  - {id: a, url: %s%s}\nadmission: {mode: %q}\n", e.URL(), c.limits, mode))
+			}
+			write("fair")
+			r := harness.LaunchConfigured(t, path)
+			r.AwaitReady(t)
+			rank := r.AllRanks()[0]
+			rank.PendingWork.Add(int64(time.Minute))
+			defer rank.PendingWork.Add(-int64(time.Minute))
+			rank.Requests.Add(1)
+			defer rank.Requests.Add(-1)
+			var o clients
+			for _, name := range []string{"a", "b", "c"} {
+				o.send(t, r, name)
+			}
+			testwait.UntilWithin(t, 20*time.Second, "all wait", func() bool { return waiting(r, "default") == 3 })
+			write("off")
+			if _, err := r.Reload(context.Background(), false); err != nil {
+				t.Fatal(err)
+			}
+			o.wg.Wait()
+			served := harness.Ids(harness.GenerateRequests(e))
+			slices.Sort(served)
+			slices.Sort(o.refused)
+			if fmt.Sprint(served) != c.served || fmt.Sprint(o.refused) != c.refused {
+				t.Errorf("served %v, refused %v; want %s and %s", served, o.refused, c.served, c.refused)
+			}
+			if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "later"); c.limits == "" && a.Status != 200 {
+				t.Errorf("a later request has the status %d", a.Status)
+			}
+			write("fair")
+			if _, err := r.Reload(context.Background(), false); err != nil {
+				t.Fatal(err)
+			}
+			o.send(t, r, "waits again")
+			testwait.UntilWithin(t, 20*time.Second, "one waits again", func() bool { return waiting(r, "default") == 1 })
+			rank.PendingWork.Add(-int64(time.Minute))
+			rank.Requests.Add(-1)
+			o.wg.Wait()
+			rank.PendingWork.Add(int64(time.Minute))
+			rank.Requests.Add(1)
 		})
 	}
 }
