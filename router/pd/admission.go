@@ -476,22 +476,29 @@ func (q *request) endUndecided() {
 	}
 }
 
+// anyFree reports whether one of the ranks could start a leg soon. It returns true if all of them are half open
+// and busy with a trial: nobody waits for a trial, so the request is refused.
 func (q *request) anyFree(leg schedule.LegKind, ranks []*worker.Rank) bool {
+	s := q.settings
+	trials, full := false, false
 	for _, r := range ranks {
-		if !q.isExcluded(r) && q.isFree(leg, r) {
+		switch {
+		case q.isExcluded(r):
+		case s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r):
+			trials = true
+		case q.isFree(leg, r):
 			return true
+		default:
+			full = true
 		}
 	}
-	return false
+	return trials && !full
 }
 
 // isFree reports whether a rank could start a leg soon: little work is queued there, its KV can hold
 // the request, it reports no pressure, and it is below its load limits.
 func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	s := q.settings
-	if s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) {
-		return true // nobody waits for a trial: if there is no other rank, the request is refused
-	}
 	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
 		return false
 	}

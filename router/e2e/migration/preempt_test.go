@@ -377,6 +377,29 @@ func TestLongSuspensionEndsBesideABacklog(t *testing.T) {
 	}
 }
 
+// TestPreemptionBesideATrial: a rank whose breaker is half open and that runs its trial does not keep a request from
+// suspending a stream elsewhere.
+func TestPreemptionBesideATrial(t *testing.T) {
+	t.Parallel()
+	m := harness.StartMigrationFleet(t, false, 2, preempting)
+	slowStreams("low", 4*time.Millisecond, m.Engines...)
+	got := sendAsync(t, m.URL+"/v1/chat/completions", chatCase.Request(80, true), "X-Request-Id", "low")
+	testwait.UntilWithin(t, 10*time.Second, "the stream is in progress", func() bool { return generated(m.Engines...) > 4 })
+	for _, k := range m.AllRanks() {
+		if k.Requests.Load() == 0 {
+			k.Requests.Add(1)
+			k.Breaker.Store(uint32(worker.BreakerHalfOpen))
+			defer k.Requests.Add(-1)
+			defer k.Breaker.Store(uint32(worker.BreakerClosed))
+		}
+	}
+	harness.WantStatus(t, harness.Post(t, m.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Priority", "high"), 200)
+	if n := classMetric(m.Router, "sluice_admission_preemptions_total", "low"); n != 1 {
+		t.Errorf("%d suspensions, want 1", n)
+	}
+	harness.WantSameContent(t, receive(t, got, "the stream"), harness.Post(t, m.Reference.URL()+"/v1/chat/completions", chatCase.Request(80, true)))
+}
+
 // TestDecodeIsPreempted: in a pool with prefill workers, a request whose prompt could be computed suspends
 // a stream on a full decode rank.
 func TestDecodeIsPreempted(t *testing.T) {
