@@ -24,10 +24,10 @@ func runPython(t *testing.T, program string) (string, bool) {
 // TestAcceptanceSaysWhatWasSkipped: a check that leaves a part out has not simply passed.
 func TestAcceptanceSaysWhatWasSkipped(t *testing.T) {
 	for output, want := range map[string]string{
-		`0, "ok    a\n\nall checks passed\n"`:                                  "passed | all checks passed",
-		`0, "ok    a\nskip  b: no c\nskip  d: no e\nall checks passed\n"`:      "passed, in part | 2 skipped: b: no c; d: no e; all checks passed",
+		`0, "ok    a\n\nall checks passed\n"`:                                 "passed | all checks passed",
+		`0, "ok    a\nskip  b: no c\nskip  d: no e\nall checks passed\n"`:     "passed, in part | 2 skipped: b: no c; d: no e; all checks passed",
 		`0, "=== RUN   TestA\n    --- SKIP: TestA/b (0.00s)\nok  \tsluice\n"`: "passed, in part | 1 skipped: TestA/b (0.00s); ok  \tsluice",
-		`1, "skip  b: no c\nsome checks failed\n"`:                             "FAILED | some checks failed",
+		`1, "skip  b: no c\nsome checks failed\n"`:                            "FAILED | some checks failed",
 		`0, ""`: "passed |",
 	} {
 		if got, ok := runPython(t, "import acceptance; print(' | '.join(acceptance.judge("+output+")))"); !ok || got != want {

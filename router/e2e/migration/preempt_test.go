@@ -325,9 +325,9 @@ func TestLongSuspensionEnds(t *testing.T) {
 	harness.WantIdle(t, m.Router, 10*time.Second, m.Engines...)
 }
 
-// TestLongSuspensionEndsBesideABacklog: after max_wait a suspended stream goes on although requests of a higher
+// TestLongSuspensionEndsDuringBacklog: after max_wait a suspended stream goes on although requests of a higher
 // class wait without end.
-func TestLongSuspensionEndsBesideABacklog(t *testing.T) {
+func TestLongSuspensionEndsDuringBacklog(t *testing.T) {
 	t.Parallel()
 	m := harness.StartMigrationFleet(t, false, 1, func(c *config.Config) {
 		preempting(c)
@@ -377,9 +377,9 @@ func TestLongSuspensionEndsBesideABacklog(t *testing.T) {
 	}
 }
 
-// TestPreemptionBesideATrial: a rank whose breaker is half open and that runs its trial does not keep a request from
+// TestPreemptionDuringTrial: a rank whose breaker is half open and that runs its trial does not keep a request from
 // suspending a stream elsewhere.
-func TestPreemptionBesideATrial(t *testing.T) {
+func TestPreemptionDuringTrial(t *testing.T) {
 	t.Parallel()
 	m := harness.StartMigrationFleet(t, false, 2, preempting)
 	slowStreams("low", 4*time.Millisecond, m.Engines...)
