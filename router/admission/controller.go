@@ -363,24 +363,15 @@ func (c *Controller) displace(it *Item, b Bound) {
 	c.end(it.Waiter, Displaced)
 }
 
-// Reload replaces the settings. Waiting requests keep their order of arrival and go to the class of the
-// same name; those that exceed the new bounds are displaced.
+// Reload replaces the settings. Waiting requests keep their order and go to the class of the same name; those
+// that exceed the new bounds are displaced.
 func (c *Controller) Reload(s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.disabled.Store(false)
-	all := c.queue.Drain()
+	old := c.queue
 	c.settings, c.queue = s, NewQueue(s.Classes, s.Limits)
-	for _, it := range all {
-		it.Class = c.classIndex(it.Waiter.Class)
-		displaced, bound := c.queue.Push(it, nil)
-		for _, d := range displaced {
-			c.displace(d, d.exceeded)
-		}
-		if bound != WithinBounds {
-			c.displace(it, bound)
-		}
-	}
+	old.moveTo(c.queue, func(it *Item) int { return c.classIndex(it.Waiter.Class) }, c.displace)
 	c.waiting.Store(int64(c.queue.Len()))
 }
 

@@ -359,6 +359,27 @@ func (m *model) release(q *Queue, it *Item) {
 	}
 }
 
+// reload moves all requests to a new Queue with the same settings, which changes nothing: neither their order
+// nor what tenants and classes have been given.
+func (m *model) reload(q *Queue) *Queue {
+	given := map[*Item]float64{}
+	for _, it := range m.items {
+		given[it] = it.tenant.given
+	}
+	to := NewQueue(m.classes, m.limits)
+	q.moveTo(to, func(it *Item) int { return it.Class }, func(it *Item, b Bound) {
+		m.t.Fatalf("%s was displaced by a reload that changes nothing (bound %d)", show(it), b)
+	})
+	for _, it := range m.items {
+		if floor := to.pools[it.Pool].classes[it.Class].floor(); it.tenant.given != max(given[it], floor) {
+			m.t.Fatalf("the tenant of %s was given %.0f before a reload, %.0f after it", show(it), given[it], it.tenant.given)
+		}
+		m.endSweep(it.Pool)
+	}
+	clear(m.full)
+	return to
+}
+
 func (m *model) remove(it *Item) {
 	for i := range m.items {
 		if m.items[i] == it {
@@ -458,7 +479,7 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 	for range steps {
 		now += int64(rng.IntN(3))
 		pool := pools[rng.IntN(len(pools))]
-		switch op := rng.IntN(12); {
+		switch op := rng.IntN(13); {
 		case op < 5:
 			tenant := string("abc"[rng.IntN(3)])
 			it := &Item{Pool: pool, Class: rng.IntN(len(classes)), Tenant: tenant, Weight: weights[tenant], Cost: 1 + rng.Int64N(20), Bytes: rng.Int64N(10), Due: now + rng.Int64N(30), Firm: rng.IntN(2) == 0}
@@ -510,6 +531,8 @@ func history(t testing.TB, rng *rand.Rand, steps int) {
 		case op < 11: // every group is tried again
 			q.EndSweep(pool)
 			m.endSweep(pool)
+		case op < 12:
+			q = m.reload(q)
 		default: // a round in which some cannot start
 			for range 1 + rng.IntN(6) {
 				it := m.next(q, pool, now)

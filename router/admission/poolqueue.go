@@ -236,8 +236,16 @@ func (l *lane) linkLate(it *Item) {
 	if last := l.late.last; last == nil || last.lateSeq < it.lateSeq {
 		after = last
 	} else {
-		for i := l.late.first; i != nil && i.lateSeq < it.lateSeq; i = i.next {
-			after = i
+		// It returns to its place near the front, or comes from another Queue in the order of arrival.
+		for front, back := l.late.first, last; ; front, back = front.next, back.prev {
+			if front.lateSeq >= it.lateSeq {
+				after = front.prev
+				break
+			}
+			if back.lateSeq < it.lateSeq {
+				after = back
+				break
+			}
 		}
 	}
 	l.late.insert(it, after)

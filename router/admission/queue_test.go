@@ -81,6 +81,55 @@ func TestDebtOutlivesRequests(t *testing.T) {
 	}
 }
 
+// A tenant that has been given more than its share owes it after a reload too, also while it has no requests.
+func TestDebtOutlivesReload(t *testing.T) {
+	for _, hasRequest := range []bool{true, false} {
+		q := NewQueue([]Class{{Name: "a"}}, Limits{})
+		for range 20 {
+			push(t, q, &Item{Pool: "m", Tenant: "steady", Cost: 100})
+		}
+		q.Take(push(t, q, &Item{Pool: "m", Tenant: "large", Cost: 1000}))
+		if hasRequest {
+			push(t, q, &Item{Pool: "m", Tenant: "large", Cost: 1000})
+		}
+		to := NewQueue([]Class{{Name: "new"}, {Name: "a"}}, Limits{})
+		q.moveTo(to, func(*Item) int { return 1 }, func(it *Item, b Bound) { t.Errorf("%s was displaced, bound %d", show(it), b) })
+		if !hasRequest {
+			push(t, to, &Item{Pool: "m", Class: 1, Tenant: "large", Cost: 1000})
+		}
+		for n := range 9 {
+			it := to.Next("m", 0)
+			if it.Tenant != "steady" {
+				t.Fatalf("after %d requests of the other tenant one of the tenant that owes 1000 tokens was next; want 10", n)
+			}
+			to.Take(it)
+		}
+	}
+}
+
+// Late requests keep their order over a reload, and those that become late after it go behind them.
+func TestLateOrderOutlivesReload(t *testing.T) {
+	q := NewQueue([]Class{{Name: "a"}}, Limits{})
+	item := func(due int64) *Item { return &Item{Pool: "m", Cost: 1, Due: due, Firm: true} }
+	var want []*Item
+	for _, due := range []int64{30, 10, 20} {
+		want = append(want, push(t, q, item(due)))
+	}
+	q.Next("m", 15) // the second is late
+	q.Next("m", 25) // the third too
+	q.Next("m", 35)
+	to := NewQueue([]Class{{Name: "a"}}, Limits{})
+	q.moveTo(to, func(*Item) int { return 0 }, func(it *Item, b Bound) { t.Errorf("%s was displaced, bound %d", show(it), b) })
+	want = []*Item{want[1], want[2], want[0], push(t, to, item(5)), push(t, to, item(6))}
+	for i, it := range want {
+		got := to.Next("m", 100)
+		if got != it {
+			t.Fatalf("at place %d is %s; want %s", i, show(got), show(it))
+		}
+		to.Take(got)
+	}
+}
+
 // The highest class goes first, and a lower one with a minimum share is given that share.
 func TestMinimumShare(t *testing.T) {
 	q := NewQueue([]Class{{Name: "high"}, {Name: "middle"}, {Name: "low", MinShare: 0.1}}, Limits{})
