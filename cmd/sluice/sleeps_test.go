@@ -12,10 +12,10 @@ import (
 )
 
 // maxSleeps bounds the free-standing sleeps of the whole module's tests.
-const maxSleeps = 40
+const maxSleeps = 39
 
 // maxPaces bounds the uses of testwait.Pace, so that it does not become another name for a sleep.
-const maxPaces = 110
+const maxPaces = 96
 
 // TestFreeStandingSleeps: a test that sleeps for a fixed time is slow where the time is too long and
 // fails on a loaded machine where it is too short. A wait for a condition is testwait.Until, a test

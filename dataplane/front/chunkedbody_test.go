@@ -399,8 +399,9 @@ func TestChunkedBodyTimeouts(t *testing.T) {
 
 // stallWatch notices when this process does not run for a while.
 type stallWatch struct {
-	tick time.Duration
-	last atomic.Int64 // Unix time, in ns, of the end of the last stall
+	tick  time.Duration
+	last  atomic.Int64 // Unix time, in ns, of the end of the last stall
+	ticks atomic.Int64 // the rounds that have looked for one
 }
 
 // watchStalls notices, until the end of the test, stalls that take at least limit.
@@ -419,6 +420,7 @@ func watchStalls(t *testing.T, limit time.Duration) *stallWatch {
 				w.last.Store(now.UnixNano())
 			}
 			before = now
+			w.ticks.Add(1)
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-done })
@@ -427,7 +429,8 @@ func watchStalls(t *testing.T, limit time.Duration) *stallWatch {
 
 // since reports whether there was a stall since at. It waits until one that ends now is seen.
 func (w *stallWatch) since(at time.Time) bool {
-	testwait.Pace(2 * w.tick)
+	seen := w.ticks.Load()
+	testwait.Poll(testTimeout, func() bool { return w.ticks.Load() >= seen+2 })
 	return w.last.Load() >= at.UnixNano()
 }
 

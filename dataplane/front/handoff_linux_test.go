@@ -195,7 +195,8 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 			ctx, end := context.WithCancel(context.Background())
 			done := first.startHandOff(ctx, successor, testTimeout)
 			testwait.Until(t, "retiring", first.server.closeAfterResponse.Load)
-			time.Sleep(5 * drainPoll) // the successor refuses them; a second attempt would show
+			// The successor refuses them; a second attempt would show.
+			testwait.Holds(t, 5*drainPoll, "the connections stay", func() bool { return first.server.conns.len() == 2 })
 			if resp := wantFrom(t, used, "first"); !resp.Close {
 				t.Error("the answer does not say that it is the last one")
 			}

@@ -114,7 +114,7 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	last := len(request) - 1
 	c.send(request[10:last])
 	testwait.Until(t, "the rest's wait", func() bool { return r.pendingHeadCount() == 0 })
-	testwait.Pace(100 * time.Millisecond)
+	testwait.Holds(t, 100*time.Millisecond, "a goroutine reads the rest", func() bool { return r.pendingHeadCount() == 0 })
 	c.send(request[last:])
 	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Fatalf("%d %s", resp.StatusCode, body)

@@ -247,7 +247,7 @@ func TestDrainRespondsToPartialHead(t *testing.T) {
 		done <- err
 	}()
 	testwait.Until(t, "draining", r.server.draining.Load)
-	testwait.Pace(5 * drainPoll)
+	testwait.Holds(t, 5*drainPoll, "the connection is open", func() bool { return r.server.conns.len() == 1 })
 	c.send(chatPost(hello)[60:])
 	if resp, _ := c.readResponse(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)

@@ -491,7 +491,7 @@ func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 		t.Errorf("%d bytes", len(body))
 	}
 	// The wait for the next request has the idle timeout, not the head timeout.
-	testwait.Pace(limit + 200*time.Millisecond)
+	testwait.Holds(t, limit+200*time.Millisecond, "the connection is open", func() bool { return r.server.conns.len() == 1 })
 	c.send(chatPost(hello))
 	if _, body := c.readResponse(); len(body) < 100 {
 		t.Errorf("second: %q", body)

@@ -66,9 +66,7 @@ func awaitDecodeRequest(t *testing.T, f *harness.MatrixFleet) {
 	// Of two concurrent legs decode may be the first to arrive. If prefill's has not been sent when the
 	// client leaves, it is dropped, and decode waits for blocks that nobody offers, until its
 	// connection closes after pd.abort_delay, which is 10 minutes here.
-	for end := time.Now().Add(time.Second); harness.LegCount(f.Prefills) == 0 && time.Now().Before(end); {
-		testwait.Pace(5 * time.Millisecond)
-	}
+	testwait.Poll(time.Second, func() bool { return harness.LegCount(f.Prefills) > 0 })
 	time.Sleep(20 * time.Millisecond)
 }
 

@@ -129,7 +129,7 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 						return o.ready(p.Stats().Sum(), d.Stats().Sum(), len(harness.GenerateRequests(d)))
 					})
 					abortedAt := l.Disconnect()
-					testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
+					harness.SettleEngines(t, p, d)
 					release()
 					wantReleased(t, r, id, abortedAt, p, d)
 				})
@@ -185,7 +185,7 @@ func TestClientAbortsAndPrefillAnswerIsLost(t *testing.T) {
 					t.Fatal("prefill made no answer")
 				}
 				abortedAt := l.Disconnect()
-				testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
+				harness.SettleEngines(t, p, d)
 				release()
 				wantReleased(t, r, "lost", abortedAt, p, d)
 			})

@@ -32,7 +32,7 @@ func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
 					testwait.UntilWithin(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
 					l.Disconnect()
-					testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
+					testwait.Holds(t, 30*time.Millisecond, "the router waits for prefill's answer", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
 					release()
 					answered := time.Now()
 					testwait.UntilWithin(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })

@@ -309,7 +309,7 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 
 	l = harness.StartRequest(t, r, "late", fmt.Sprintf(endlessChat, `,"seed":1`))
 	testwait.UntilWithin(t, 5*time.Second, "decode runs", running)
-	testwait.Pace(after + 50*time.Millisecond)
+	testwait.Holds(t, after+50*time.Millisecond, "decode runs", running)
 	abortedAt := l.Disconnect()
 	testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { return !running() })
 	harness.WantPrompt(t, "decode ended", time.Since(abortedAt))

@@ -334,7 +334,7 @@ func TestSoakWithFullQueue(t *testing.T) {
 		lost := engines[i%2]
 		lost.Crash()
 		testwait.UntilWithin(t, 30*time.Second, "the worker is lost", func() bool { return r.State([]string{"a", "b"}[i%2]) != worker.Ready })
-		testwait.Pace(300 * time.Millisecond)
+		testwait.Holds(t, 300*time.Millisecond, "the worker is lost", func() bool { return r.State([]string{"a", "b"}[i%2]) != worker.Ready })
 		lost.Restart()
 		testwait.UntilWithin(t, 30*time.Second, "the worker is back", func() bool { return r.State([]string{"a", "b"}[i%2]) == worker.Ready })
 	}

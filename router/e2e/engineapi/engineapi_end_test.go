@@ -84,7 +84,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 								firstTokens(t, s)
 							}
 						})
-						testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
+						harness.SettleEngines(t, f.Engines()...)
 						release()
 						if !f.BecomesIdle(harness.TestTimeout) {
 							t.Errorf("something is kept: %s%s", f.Router.ReservedLoad(), f.EngineLoad())

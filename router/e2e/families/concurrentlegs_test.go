@@ -165,6 +165,7 @@ func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	for i := range answered {
 		answered[i] = make(chan struct{})
 	}
+	var d *harness.ScriptedEngine
 	p := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
 		var body struct{ Seed int }
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
@@ -175,10 +176,12 @@ func TestPrefillFailsAfterItsRequest(t *testing.T) {
 		case <-r.Context().Done(): // the leg was cancelled, or the test has failed
 			return
 		}
-		testwait.Pace(3 * time.Millisecond) // the decode of the next request is running
+		if next := body.Seed + 1; next < rounds { // its prefill leg may fail only while the next request's decode runs
+			testwait.Poll(harness.TestTimeout, func() bool { return d.Requests() > next })
+		}
 		harness.ReplyJSON(w, 400, `{"error":{"message":"too late"}}`)
 	})
-	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
+	d = harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
 		testwait.Pace(5 * time.Millisecond)
 		harness.AnswerOK(w, r)
 	})
@@ -273,8 +276,10 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	seen := make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) { <-seen; harness.ReplyJSON(w, 500, `{}`) })
 	prefillEnded := make(chan struct{})
+	var cancelled atomic.Bool
 	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
+		context.AfterFunc(r.Context(), func() { cancelled.Store(true) })
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, harness.StreamChunk)
 		w.(http.Flusher).Flush()
@@ -288,7 +293,7 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	testwait.UntilWithin(t, 5*time.Second, "the router knows that prefill failed", func() bool {
 		return r.Metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`) == 1
 	})
-	testwait.Pace(20 * time.Millisecond) // a router that cancels the stream would do so now
+	testwait.Holds(t, 20*time.Millisecond, "decode is not cancelled", func() bool { return !cancelled.Load() })
 	close(prefillEnded)
 	l.Nc.SetReadDeadline(time.Now().Add(5 * time.Second))
 	rest := ""

@@ -359,7 +359,7 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 		l.Event(t)
 	}
 	abortedAt := l.Disconnect()
-	testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
+	SettleEngines(t, f.Engines()...)
 	release()
 	released := f.BecomesIdle(endsIdle)
 	for _, e := range d.Faulted {
@@ -371,6 +371,19 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 	}
 	f.restart()
 	return "freed with the lease"
+}
+
+// SettleEngines waits, after a client has disconnected, until what the engines hold has not changed for
+// 30 ms. A router that cancels too early has then done so, although a fault still delays the engines.
+func SettleEngines(t *testing.T, engines ...*sim.Engine) {
+	t.Helper()
+	testwait.Settled(t, 30*time.Millisecond, "what the engines hold", func() (held [4]int) {
+		for _, e := range engines {
+			s := e.Stats().Sum()
+			held[0], held[1], held[2], held[3] = held[0]+s.Running, held[1]+s.Waiting, held[2]+s.Leases, held[3]+s.DelayedAnswers
+		}
+		return held
+	})
 }
 
 // answering returns the number of responses that the engines withhold.
