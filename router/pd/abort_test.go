@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
 	"sluice/router/config"
 	"sluice/router/pd/abort"
@@ -27,16 +28,33 @@ func TestClientGoneCancelsLegs(t *testing.T) {
 	leased := row{{neither, prefill, prefill}, never, {neither, neither, decode}, {decode, decode, decode}, never}
 	room := row{abort.PhaseDecode: {both, both, both}, abort.PhaseAnswer: {both, both, both}}
 	transfer := row{abort.PhaseDecode: {prefill, prefill, both}, abort.PhaseAnswer: {prefill, prefill, both}}
-	for _, k := range []struct {
+	legs := []struct {
 		family     string
 		concurrent bool
 		want       row
 	}{
-		{"nixl", false, leased}, {"nixl-push", false, leased}, {"trtllm", false, leased},
+		{"nixl", false, leased}, {"trtllm", false, leased},
+		{"nixl-push", false, leased}, {"nixl-push", true, transfer},
 		{"mooncake", false, leased}, {"mooncake", true, transfer},
 		{"sglang", false, unleased}, {"sglang", true, room},
 		{"lmcache", false, unleased}, {"storage", false, unleased}, {"orchestrated", false, unleased},
-	} {
+	}
+	for _, name := range family.Names() {
+		ordered := map[bool]bool{} // by concurrent
+		for _, k := range legs {
+			if k.family == name {
+				ordered[k.concurrent] = true
+			}
+		}
+		f, err := family.ByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if may := mayRunAtOnce(f); !ordered[false] || ordered[true] != may {
+			t.Errorf("family %s has the rows %v (by concurrent); want one for each order of its legs (concurrent: %v)", name, ordered, may)
+		}
+	}
+	for _, k := range legs {
 		f, err := family.ByName(k.family)
 		if err != nil {
 			t.Fatal(err)
@@ -76,6 +94,12 @@ func TestClientGoneCancelsLegs(t *testing.T) {
 			})
 		}
 	}
+}
+
+// mayRunAtOnce reports whether a family runs both legs at once where all that it asks for is known.
+func mayRunAtOnce(f family.Family) bool {
+	w := worker.New(worker.Spec{ID: "w", Options: map[string][]string{"bootstrap_port": {"8998"}}})
+	return f.Order(&family.Handover{Kind: front.Chat, PeerInfo: "{}", Prefill: &worker.Rank{Worker: w}}) == family.Concurrent
 }
 
 // nopObserver counts nothing.
