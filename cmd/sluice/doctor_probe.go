@@ -315,7 +315,7 @@ func probeZMQ() finding {
 		case <-came:
 			return nil
 		case <-time.After(3 * time.Second):
-			return errors.New("it did not come within 3s")
+			return errors.New("the message did not arrive within 3s")
 		}
 	}()
 	if err != nil {

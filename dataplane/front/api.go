@@ -40,7 +40,7 @@ type Pages interface {
 type Observer interface {
 	Accepted()                                                     // an inference request was admitted
 	Refused(endpoint string, reason Reason)                        // refused before or by the Handler
-	ResponseCut(endpoint string, cause relay.Cause)                // a client did not read a non-streaming response; ResponseEnded follows
+	ResponseIncomplete(endpoint string, cause relay.Cause)         // a client did not read a non-streaming response; ResponseEnded follows
 	ResponseEnded(endpoint string, status int, took time.Duration) // a response's last byte was written
 	Panicked(requestID string, value any, stack []byte)            // recovered
 	Connections(open int)                                          // the number of open connections changed

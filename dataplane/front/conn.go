@@ -236,7 +236,7 @@ func (c *conn) writeAll(p []byte) (int, error) {
 		n, err := c.send(piece)
 		done += n
 		if err != nil {
-			c.reportResponseCut(err, limit)
+			c.reportIncomplete(err, limit)
 		}
 		if err != nil || done >= len(p) {
 			return done, err
@@ -244,8 +244,8 @@ func (c *conn) writeAll(p []byte) (int, error) {
 	}
 }
 
-// reportResponseCut reports a response that could not be written completely.
-func (c *conn) reportResponseCut(err error, limit time.Duration) {
+// reportIncomplete reports a response that could not be written completely.
+func (c *conn) reportIncomplete(err error, limit time.Duration) {
 	path, cause := "", relay.ClientGone
 	if e := c.response.endpoint; e != nil {
 		path = e.Path
@@ -258,7 +258,7 @@ func (c *conn) reportResponseCut(err error, limit time.Duration) {
 		c.srv.initial.Log.Warn("connection closed: the client does not read its response", "client", c.ip, "endpoint", path, "cause", cause.String(), "duration", limit)
 	}
 	if o := c.srv.initial.Observer; o != nil {
-		o.ResponseCut(path, cause)
+		o.ResponseIncomplete(path, cause)
 	}
 }
 

@@ -64,7 +64,7 @@ func (r *recorder) Refused(_ string, reason Reason) {
 	}
 	r.refused[reason]++
 }
-func (r *recorder) ResponseCut(endpoint string, cause relay.Cause) {
+func (r *recorder) ResponseIncomplete(endpoint string, cause relay.Cause) {
 	r.mu.Lock()
 	r.incomplete = append(r.incomplete, endpoint+" "+cause.String())
 	r.mu.Unlock()

@@ -125,7 +125,7 @@ func (s *Server) rejectProxyHeader(c *conn, err error) {
 // peekProxyHeader waits for a complete header and removes it from the socket.
 func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 	if c.raw == nil {
-		return h, errors.New("the connection has no descriptor to look at")
+		return h, errors.New("the connection has no descriptor")
 	}
 	if err := c.resetHeadDeadline(); err != nil {
 		return h, err

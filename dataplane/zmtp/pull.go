@@ -172,8 +172,8 @@ func (p *Pull) Stats() Stats {
 // Listener returns the listening socket, to be passed to another process.
 func (p *Pull) Listener() *net.TCPListener { return p.listener }
 
-// Leave stops accepting. Connections continue until Close.
-func (p *Pull) Leave() { p.listener.Close() }
+// StopAccepting stops accepting. Connections continue until Close.
+func (p *Pull) StopAccepting() { p.listener.Close() }
 
 // Close ends all connections. Message is not called after it. Close may be called more than once,
 // but not from Message.

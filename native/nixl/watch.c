@@ -142,7 +142,7 @@ int boards_sweep(struct agent *a) {
         e->arg[0] = b;
         memcpy(e->data, record, sizeof record);
         e->len = sizeof record;
-        /* Cleared before the event is published: the reader may lend the slot again. */
+        /* Cleared before the event is published: the reader may lease the slot again. */
         __atomic_fetch_and(&bits[i], ~bit, __ATOMIC_SEQ_CST);
         rings_publish(&a->rings);
         did++;

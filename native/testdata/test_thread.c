@@ -95,7 +95,7 @@ static void put(struct sluice_record *slot, struct sluice_record rec) {
   }
 }
 
-static void lend(struct boards *on, uint32_t slot, uint64_t sequence, uint64_t nonce) {
+static void lease(struct boards *on, uint32_t slot, uint64_t sequence, uint64_t nonce) {
   __atomic_store_n(&on->cells[slot].nonce, nonce, __ATOMIC_RELAXED);
   __atomic_store_n(&on->cells[slot].request, 42, __ATOMIC_RELAXED);
   __atomic_store_n(&on->cells[slot].sequence, sequence, __ATOMIC_RELEASE);
@@ -116,7 +116,7 @@ static void a_board(struct rig *r) {
   CHECK(call(r, SLUICE_OP_BOARD, 0, args, NULL, 0, &e, buf, sizeof buf) == SLUICE_BAD_PAYLOAD, "a board that is not aligned");
 
   struct sluice_record good = {SLUICE_RECORD_VERSION, 0, 0xabc, 42, 4096, 17, 1, 2, 0, 9};
-  lend(b, 100, 9, 0xabc);
+  lease(b, 100, 9, 0xabc);
   put(&slots[100], good);
   CHECK(pull(r, &e, buf, sizeof buf, 5) && e.op == SLUICE_EV_BOARD && e.handle == 100 && e.len == sizeof good && ((struct sluice_record *)(void *)buf)->sequence == 9 &&
             ((struct sluice_record *)(void *)buf)->bytes == 4096,
@@ -124,7 +124,7 @@ static void a_board(struct rig *r) {
   CHECK(!pull(r, &e, buf, sizeof buf, 0.03), "and is told once");
 
   uint64_t before = __atomic_load_n(&r->shared->foreign, __ATOMIC_RELAXED);
-  lend(b, 3, 10, 0xdef);
+  lease(b, 3, 10, 0xdef);
   struct sluice_record late = good, forged = good, version = good, torn = good;
   late.sequence = 8;
   late.nonce = 0xdef;

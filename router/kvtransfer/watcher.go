@@ -161,7 +161,7 @@ func (w *Watcher) PassOn() {
 	if w == nil || w.zmq == nil {
 		return
 	}
-	w.zmq.leave()
+	w.zmq.stopAccepting()
 	quiet := 0
 	for end := time.Now().Add(passTime); quiet < 5 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if quiet++; w.Pending() > 0 {

@@ -22,8 +22,8 @@ type zmqTier struct {
 	retry    time.Duration
 	stop     context.CancelFunc
 	done     chan struct{}
-	left     chan struct{} // closed by leave
-	leaving  sync.Once
+	closing  chan struct{} // closed by stopAccepting
+	stopOnce sync.Once
 
 	mu          sync.Mutex
 	state       nixl.TierState
@@ -44,7 +44,7 @@ func (w *Watcher) startZMQ(opt *Options) *zmqTier {
 	if len(networks) == 0 {
 		networks = opt.Networks
 	}
-	z := &zmqTier{watcher: w, endpoint: opt.Endpoint, networks: networks, passed: opt.Bound, retry: opt.retry, stop: cancel, done: make(chan struct{}), left: make(chan struct{}),
+	z := &zmqTier{watcher: w, endpoint: opt.Endpoint, networks: networks, passed: opt.Bound, retry: opt.retry, stop: cancel, done: make(chan struct{}), closing: make(chan struct{}),
 		state: nixl.TierStarting, reason: "its socket is being bound"}
 	if z.retry <= 0 {
 		z.retry = zmqRetry
@@ -68,8 +68,8 @@ func (z *zmqTier) run(ctx context.Context) {
 			z.setState(nixl.TierUp, pull.Endpoint(), "receives reports at "+pull.Endpoint())
 			select {
 			case <-ctx.Done():
-			case <-z.left:
-				pull.Leave()
+			case <-z.closing:
+				pull.StopAccepting()
 				<-ctx.Done()
 			case <-pull.Done():
 				err = fmt.Errorf("the socket at %s failed", pull.Endpoint())
@@ -116,8 +116,8 @@ func (z *zmqTier) listener() net.Listener {
 	return z.pull.Listener()
 }
 
-// leave stops accepting connections permanently.
-func (z *zmqTier) leave() { z.leaving.Do(func() { close(z.left) }) }
+// stopAccepting stops accepting connections permanently.
+func (z *zmqTier) stopAccepting() { z.stopOnce.Do(func() { close(z.closing) }) }
 
 // setSocket makes pull the current socket and adds the counters of the previous one to
 // closedStats.

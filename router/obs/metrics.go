@@ -190,8 +190,10 @@ func (m *Metrics) Refused(endpoint string, reason front.Reason) {
 	m.refused.get([2]string{m.endpoint(endpoint).name, string(reason)}).Inc()
 }
 
-// ResponseCut implements front.Observer.
-func (m *Metrics) ResponseCut(_ string, cause relay.Cause) { m.truncatedResponses.get(cause).Inc() }
+// ResponseIncomplete implements front.Observer.
+func (m *Metrics) ResponseIncomplete(_ string, cause relay.Cause) {
+	m.truncatedResponses.get(cause).Inc()
+}
 
 // ResponseEnded implements front.Observer.
 func (m *Metrics) ResponseEnded(endpoint string, status int, took time.Duration) {

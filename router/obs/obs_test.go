@@ -57,7 +57,7 @@ func exercise(m *Metrics, r *worker.Rank) {
 	m.Refused("/made/up/by/a/client", front.UnknownRoute)
 	m.ResponseEnded("/v1/completions", 200, 20*time.Millisecond)
 	m.Panicked("id", nil, nil)
-	m.ResponseCut("/v1/completions", relay.ClientStalled)
+	m.ResponseIncomplete("/v1/completions", relay.ClientStalled)
 	m.Connections(3)
 	for l := range schedule.LegKind(3) {
 		m.LegStarted(l, r.ID)

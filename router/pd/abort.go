@@ -36,7 +36,7 @@ func (q *request) cancelFunc(phase abort.Phase) func() {
 	case abort.CancelNow:
 		return l.call.CancelFunc()
 	case abort.CancelBoth:
-		return q.concurrent.cutBoth
+		return q.concurrent.cancelBoth
 	case abort.CancelPrefillFirst:
 		return q.concurrent.abortBoth
 	case abort.CancelAfterAnswer:

@@ -58,24 +58,24 @@ type concurrentPrefill struct {
 	refs     atomic.Int32 // number of users that have not called drop
 	retained atomic.Bool
 
-	runAlone, abortBoth, cutBoth func() // methods run and abort, and cancellation of both calls; allocated once
-	buffers                      *concurrentBuffers
+	runAlone, abortBoth, cancelBoth func() // methods run and abort, and cancellation of both calls; allocated once
+	buffers                         *concurrentBuffers
 }
 
 // concurrentBuffers is memory that the leg uses while it runs. A stream does not retain it.
 type concurrentBuffers struct {
-	keys             []blockhash.Seq
-	answer           []byte
-	handover         family.Handover // used by checkPeerInfo
-	peerInfo         []byte          // used by checkPeerInfo
-	spareReservation *schedule.Reservation
+	keys                []blockhash.Seq
+	answer              []byte
+	handover            family.Handover // used by checkPeerInfo
+	peerInfo            []byte          // used by checkPeerInfo
+	reusableReservation *schedule.Reservation
 }
 
 func (r *Runner) newConcurrentPrefill() *concurrentPrefill {
 	b := &concurrentPrefill{buffers: new(concurrentBuffers), deadline: new(abort.Deadline)}
 	r.answerDeadlines.Add(b.deadline)
 	b.runAlone, b.abortBoth = b.run, b.abort
-	b.cutBoth = func() { b.call.Cancel(); b.decode.Cancel() }
+	b.cancelBoth = func() { b.call.Cancel(); b.decode.Cancel() }
 	return b
 }
 
@@ -144,7 +144,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	b.copyFields(q.legHeaders(&b.legRecord))
 	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.req.RequestID, q.prompt.Count
 	b.refusedIDs = q.refusedIDs
-	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
+	b.buffers.reusableReservation = q.reservations.replace(choice.Reservation, b.buffers.reusableReservation)
 	b.call.Reset()
 	b.decode.Reset()
 	b.req.Group, b.req.Tokens = q.settings.Fleet.Calls(rank), q.prompt.Count

@@ -91,7 +91,7 @@ func (r *Runner) adjustCharge(principal front.Principal, id string, answer []byt
 	if use.Prompt < 0 || use.Completion < 0 {
 		return
 	}
-	if charged := r.stored.takeCharge(ownerOf(principal), id); charged > 0 {
+	if charged := r.stored.removeCharge(ownerOf(principal), id); charged > 0 {
 		principal.Adjust(charged, use.Prompt+use.Completion)
 	}
 }

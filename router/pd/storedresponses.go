@@ -150,9 +150,9 @@ func (s *storedResponses) charge(owner, id string, tokens int) {
 	}
 }
 
-// takeCharge returns what charge recorded, and forgets it: the caller corrects it. It returns 0 if
+// removeCharge removes what charge recorded and returns it: the caller corrects it. It returns 0 if
 // there is nothing to correct.
-func (s *storedResponses) takeCharge(owner, id string) (tokens int) {
+func (s *storedResponses) removeCharge(owner, id string) (tokens int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.byID[id]; e != nil && e.Value.(*storedResponse).owner == owner {
