@@ -89,6 +89,7 @@ def notice():
         "",
         "The binary contains the Go standard library (BSD-3-Clause, https://go.dev/LICENSE), the modules below and, in the console, uPlot.",
         "It is linked dynamically with libzmq (MPL-2.0) and loads NIXL, UCX and CUDA at run time when these are installed.",
+        "It also loads libsluice_tokenizer.so, whose licences are in native/tokenizer/NOTICE.",
         "scripts/notice.py writes this file from the Go module cache.",
         "", *rows,
     ]
