@@ -164,7 +164,7 @@ bench-index: ## the KV index's figures beside their targets
 	@scripts/bench_index.py
 
 .PHONY: bench-nixl
-bench-nixl: ## figures of the tiers that tell of KV transfers, each beside its target
+bench-nixl: ## figures of the tiers that report KV transfers, each beside its target
 	@scripts/bench_nixl.sh
 
 .PHONY: compare

@@ -157,7 +157,7 @@ func TestRealKilledPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	killed := time.Now()
-	// NIXL tells of it at a send, and takes a few before.
+	// NIXL reports it at a send, and takes a few before.
 	testwait.Until(t, "a send to the killed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
 	select {
 	case at := <-down:

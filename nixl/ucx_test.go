@@ -146,7 +146,7 @@ func TestRealUCXKilledPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	killed := time.Now()
-	// The socket tells of it, without a send.
+	// The socket reports it, without a send.
 	select {
 	case at := <-down:
 		t.Logf("known %s after the kill", at.Sub(killed).Round(time.Microsecond))

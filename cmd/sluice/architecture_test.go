@@ -43,9 +43,9 @@ var directDependencies = []string{
 	"github.com/dustin/go-humanize",           // numbers in tables for people
 	"github.com/go-logr/logr",                 // the log of OpenTelemetry's libraries, without credentials
 	"github.com/goccy/go-yaml",                // strict config with line and column
-	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
+	"github.com/klauspost/compress",           // zstd of recordings and snapshots, and encoded bodies of clients
 	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
-	"github.com/pebbe/zmq4",                   // KV events; engines' side channels
+	"github.com/pebbe/zmq4",                   // engines' side channels; the simulated engine
 	"github.com/prometheus/client_golang",     // /metrics: collectors of the process and the Go runtime
 	"github.com/prometheus/client_model",      // /metrics: the families of a scrape
 	"github.com/prometheus/common",            // /metrics: the formats
@@ -53,7 +53,7 @@ var directDependencies = []string{
 	"github.com/santhosh-tekuri/jsonschema/v6",
 	"github.com/spf13/cobra",                                          // subcommands, completion and man pages of the command line
 	"github.com/spf13/pflag",                                          // its GNU-style flags
-	"github.com/tinylib/msgp",                                         // msgpack of the same
+	"github.com/tinylib/msgp",                                         // msgpack of side channels, notifications and the engine API
 	"github.com/valyala/fasthttp",                                     // the HTTP front
 	"github.com/zeebo/xxh3",                                           // block hashing
 	"golang.org/x/net",                                                // DNS messages, for workers found by name

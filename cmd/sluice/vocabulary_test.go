@@ -19,11 +19,13 @@ import (
 // term, which follows each. No name may contain them: of a file, of a declaration in Go at
 // any depth, and none of the console.
 var privateWords = map[string]string{
-	"abandonment": "abort", "anew": "again", "beside": "concurrent", "census": "summary",
-	"courtesy": "yield", "crowded": "at capacity", "foretold": "predicted", "giveback": "release", "glance": "peek, tryRead", "guest": "pendingConn",
-	"hanger": "canceller", "heir": "child", "lobby": "pendingQueue", "mover": "migration", "outlet": "item writer",
+	"abandonment": "abort", "anew": "again", "bell": "yield", "beside": "concurrent", "census": "summary",
+	"courtesy": "yield", "crowded": "at capacity", "cutter": "canceller", "foretold": "predicted", "giveback": "release", "glance": "peek, tryRead", "guest": "pendingConn",
+	"hanger": "canceller", "haste": "poll mode", "heir": "child", "inquiry": "probe", "lean": "memory tuner", "ledger": "load counters", "lend": "lease, detach",
+	"lobby": "pendingQueue", "looped": "loop stream", "loose": "unconstrained", "movable": "migratable", "mover": "migration", "outlet": "item writer", "parcel": "pending write",
 	"parting": "drain responder", "party": "in-process exchange", "patience": "timeout", "patrol": "sweeper",
-	"picky": "filter", "said": "reported, actual", "seam": "splice point", "shutter": "closer",
+	"picky": "filter", "pulse": "keep-alive", "said": "reported, actual", "scarce": "reserved",
+	"seam": "splice point", "seat": "rank breaker", "shutter": "closer", "speaker": "formatter",
 	"tattle": "report", "told": "reported, notified", "twin": "compared", "untold": "unknown", "veil": "redact", "vigil": "monitor", "whatif": "replay",
 	"whose": "owner",
 }
@@ -37,6 +39,9 @@ var privatePhrases = map[string]string{
 	"parted by": "separated by", "not to be had": "unavailable", "of ours": "of Sluice",
 	"stand beside": "are combined with", "stands beside": "is combined with", "engine's words": "the engine's message", "engines' words": "the engines' messages",
 	"under way": "in flight, in progress", "whoever": "the client or goroutine that", "somebody": "another process, goroutine or client",
+	"census": "summary", "haste": "poll mode", "heir": "child", "ledger": "load counters", "lend": "lease or hand out", "lends": "leases or hands out", "lobby": "pending queue",
+	"movable": "migratable", "mover": "migrator", "outlet": "item writer", "parcel": "pending write", "patrol": "sweeper", "pulse": "keep-alive",
+	"seam": "splice point", "shutter": "closer", "tell of": "report", "tells of": "reports", "vigil": "monitor",
 	"find out": "determine", "finds out": "determines", "found out": "read from, determined",
 }
 
@@ -137,7 +142,7 @@ func TestVocabularyFinds(t *testing.T) {
 	}
 }
 
-// forEachTextFile calls do for each source, script, page and document of the repository, with its
+// forEachTextFile calls do for each source, script, page, document and configuration of the repository, with its
 // path relative to the root. It leaves out test data and the output of runs.
 func forEachTextFile(t *testing.T, do func(path string, text []byte)) {
 	t.Helper()
@@ -157,9 +162,11 @@ func forEachTextFile(t *testing.T, do func(path string, text []byte)) {
 			return nil
 		}
 		switch filepath.Ext(name) {
-		case ".go", ".md", ".py", ".sh", ".js", ".html", ".css", ".c", ".h", ".s", ".toml", ".service", ".socket":
+		case ".go", ".md", ".py", ".sh", ".js", ".html", ".css", ".c", ".h", ".s", ".rs", ".toml", ".yaml", ".yml", ".svg", ".npmrc", ".service", ".socket":
 		default:
-			return nil
+			if name != "Makefile" {
+				return nil
+			}
 		}
 		if strings.HasPrefix(name, "e2e-") && filepath.Ext(name) == ".md" || path == "CHANGELOG.md" {
 			return nil

@@ -23,7 +23,7 @@ func TestBudget(t *testing.T) {
 		t.Errorf("peak %d limit %d refused %d", b.Peak(), b.Limit(), b.Refused())
 	}
 	if none := NewBudget(-1); none.Acquire(1) || !none.Acquire(0) {
-		t.Error("a negative budget lends")
+		t.Error("a negative budget leases")
 	}
 }
 

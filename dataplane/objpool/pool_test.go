@@ -24,7 +24,7 @@ func newObject() *object {
 	return o
 }
 
-// again releases an object to a pool that surely keeps it, and lends it again.
+// again releases an object to a pool that surely keeps it, and hands it out again.
 func again(t *testing.T, o *object, between func()) (lent *object, panicked any) {
 	t.Helper()
 	defer func() { panicked = recover() }()
@@ -75,10 +75,10 @@ func TestPool(t *testing.T) {
 		}
 	}
 	if p := new(Pool[object]); p.Get() != nil {
-		t.Error("a pool without New lends")
+		t.Error("a pool without New hands out an object")
 	}
 	if p := (&Pool[object]{New: newObject}); p.Get() == nil {
-		t.Error("a pool with New lends nothing")
+		t.Error("a pool with New hands out nothing")
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// migratorFunc is a Mover of a function.
+// migratorFunc is a Migrator of a function.
 type migratorFunc func(b Interruption) *upstream.Response
 
 func (f migratorFunc) NextEngine(b Interruption) *upstream.Response { return f(b) }

@@ -36,7 +36,7 @@ func readNative(events [][]byte, deltas *bool, leave int, walked bool) string {
 	return string(out)
 }
 
-// TestNativeShapeChangesNothing: in every mode, and over a seam, events that have the
+// TestNativeShapeChangesNothing: in every mode, and over a splice point, events that have the
 // shape of the one before are the same to a Transcript as events that it walks.
 func TestNativeShapeChangesNothing(t *testing.T) {
 	yes, no := true, false

@@ -96,7 +96,7 @@ func TestFirstEventRetainsLittle(t *testing.T) {
 	}
 }
 
-// The seam lies behind the last token whose text is out whole.
+// The splice point lies behind the last token whose text is out whole.
 func TestTranscriptStopsBeforePartialRune(t *testing.T) {
 	for _, half := range []string{"", "\ufffd", `x\ufffd`} {
 		tr := &Transcript{Format: ChatFormat}

@@ -293,7 +293,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-func TestDescribeRouted(t *testing.T) {
+func TestDescribeEngineAPI(t *testing.T) {
 	for text, want := range map[string]string{
 		"{unix_socket: /run/s.sock}":                             "serves the engine API on /run/s.sock (framed socket), with no token\n",
 		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "serves the engine API on 127.0.0.1:7 (framed socket, plain TCP), with the configured token\n",

@@ -26,7 +26,7 @@ import (
 type engine struct {
 	t        *testing.T
 	ctx      *zmq.Context
-	pub      *zmq.Socket // XPUB: a PUB that tells of its subscribers
+	pub      *zmq.Socket // XPUB: a PUB that reports its subscribers
 	Endpoint string
 	Replay   string
 	topic    string

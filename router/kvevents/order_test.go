@@ -63,7 +63,7 @@ func (r *feedHarness) stepped() *feed {
 }
 
 // A message published between the end of a connection and the next one reaches no subscriber, and
-// no gap tells of it.
+// no gap shows it.
 func TestReconnect(t *testing.T) {
 	e := newEngine(t, true)
 	r := newFeedHarness(t, e, func(o *Options) { o.TailCheck = time.Hour })

@@ -8,8 +8,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Blocks are credited to the worker that tells of them where they lie with it: on its GPU
-// and in its memory, whatever is said; in storage only if it says so.
+// Blocks are credited to the worker that reports them where they lie with it: on its GPU
+// and in its memory, whatever it reports; in storage only if it reports that.
 func TestUncreditedBlocks(t *testing.T) {
 	for _, c := range []struct {
 		medium, locality any

@@ -37,7 +37,7 @@ func mustBeEmpty(t *testing.T, s *Scheduler, rs []*worker.Rank) {
 	for _, r := range rs {
 		for leg := range s.load.load {
 			if left := s.load.load[leg][slotAt(r.Slot)].Load() - s.load.engineLoad[leg][slotAt(r.Slot)].Load(); left != 0 {
-				t.Errorf("%v: %d ns left in the ledger for the %v leg", r.ID, left, LegKind(leg))
+				t.Errorf("%v: %d ns left in the load counters for the %v leg", r.ID, left, LegKind(leg))
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 // Pools come and go, slots are given to new ranks, loads and feeds change, while
 // choices are made: each choice is one of its candidates, and in the end nothing is
-// left booked, by the ranks' counters and by the ledger.
+// left booked, by the ranks' counters and by the load counters.
 func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 	const slots = 300
 	opt := testOptions

@@ -5,7 +5,7 @@
 // A Body is a request as read, a Response is its response with one Choice for each
 // output, and a Format writes it for one endpoint. A Choice generates its own tokens and
 // text (package textgen); when it does so, and what its KV costs, is the scheduler's
-// matter in package sim. The members of a response that tell of a KV transfer come
+// matter in package sim. The members of a response that report a KV transfer come
 // through Transfer.
 //
 // The files whose names begin with sglang and trtllm are those engines'; the other

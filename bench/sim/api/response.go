@@ -41,7 +41,7 @@ type Response struct {
 	coalesced  []byte   // events of a step that are sent together, with Chunker.Coalesce
 }
 
-// Transfer are the members of a response that tell of the transfer of its KV.
+// Transfer are the members of a response that report the transfer of its KV.
 type Transfer interface {
 	AppendHandle(b []byte) []byte                    // kv_transfer_params of a whole response
 	AppendStreamedHandle(b []byte, index int) []byte // the same member in an event of a choice

@@ -110,7 +110,7 @@ fn byte_pairs(file: &Path, tokens: &[(Vec<u8>, u32)], offset: u32) -> Result<Jso
     }
     for b in 0..=255u8 {
         if !ranks.contains_key(&[b][..]) {
-            return Err(unsupported(file, format!("the byte {b:#04x} is no token")));
+            return Err(unsupported(file, format!("the byte {b:#04x} is not a token")));
         }
     }
     let chars = byte_chars();
@@ -208,17 +208,17 @@ fn begin_with(token: &str, id: u32) -> Json {
 /// the special tokens, none of which is found in a text.
 fn from_tekken(file: &Path, t: &Json) -> Result<Json> {
     let config = &t["config"];
-    let number = |name: &str| config[name].as_u64().filter(|n| *n <= MAX_TOKENS as u64).ok_or_else(|| unsupported(file, format!("config.{name} is no number of tokens")));
+    let number = |name: &str| config[name].as_u64().filter(|n| *n <= MAX_TOKENS as u64).ok_or_else(|| unsupported(file, format!("config.{name} is not a number of tokens")));
     let (size, special) = (number("default_vocab_size")?, number("default_num_special_tokens")?);
-    let pattern = config["pattern"].as_str().ok_or_else(|| unsupported(file, "config.pattern is no string"))?;
-    let list = t["vocab"].as_array().ok_or_else(|| unsupported(file, "vocab is no list"))?;
+    let pattern = config["pattern"].as_str().ok_or_else(|| unsupported(file, "config.pattern is not a string"))?;
+    let list = t["vocab"].as_array().ok_or_else(|| unsupported(file, "vocab is not a list"))?;
     let ordinary = size.checked_sub(special).filter(|n| *n <= list.len() as u64).ok_or_else(|| unsupported(file, "the vocabulary has fewer tokens than config says"))?;
     let mut tokens = Vec::with_capacity(ordinary as usize);
     for (i, v) in list.iter().take(ordinary as usize).enumerate() {
         let bytes = v["token_bytes"].as_str().and_then(|s| decode_base64(s.as_bytes()));
         match (bytes, v["rank"].as_u64()) {
             (Some(b), Some(r)) if r == i as u64 => tokens.push((b, i as u32)),
-            _ => return Err(unsupported(file, format!("vocab[{i}] is no token of rank {i}"))),
+            _ => return Err(unsupported(file, format!("vocab[{i}] is not a token of rank {i}"))),
         }
     }
     // Files before version 8 name no special tokens; the second one is "<s>".
@@ -250,7 +250,7 @@ fn from_tiktoken(file: &Path, text: &[u8], config: &Json) -> Result<(Json, Optio
         let rank = fields.next().and_then(|f| std::str::from_utf8(f).ok()).and_then(|f| f.parse::<u32>().ok());
         match (token, rank) {
             (Some(t), Some(r)) if (r as usize) < MAX_TOKENS && tokens.len() < MAX_TOKENS => tokens.push((t, r)),
-            _ => return Err(unsupported(file, format!("line {} is no token with its rank", i + 1))),
+            _ => return Err(unsupported(file, format!("line {} is not a token with its rank", i + 1))),
         }
     }
     let map = &config["auto_map"]["AutoTokenizer"];

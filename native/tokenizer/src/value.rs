@@ -222,8 +222,8 @@ fn quote(f: &mut dyn fmt::Write, s: &str) -> fmt::Result {
 }
 
 /// Approximates `str.isprintable` above U+00A0: separators, format characters,
-/// surrogates and private use are not printable. Unassigned code points are not told
-/// from assigned ones.
+/// surrogates and private use are not printable. Unassigned code points count as
+/// assigned.
 fn printable(c: char) -> bool {
     !matches!(c as u32,
         0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x1680 | 0x180e | 0x2000..=0x200f | 0x2028..=0x202f

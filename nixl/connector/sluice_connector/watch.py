@@ -67,7 +67,7 @@ class Watch:
             moved = self._moved.pop(request, (0, 0))
             self._put(Report(RECV, request, status, moved[0], moved[1], self._slots.pop(request, None)))
         for request in sent:
-            self._moved.pop(request, None)  # of a push, which prefill makes and decode tells of
+            self._moved.pop(request, None)  # of a push, which prefill makes and decode reports
             expired = request in self._expired or request in overdue
             self._put(Report(EXPIRED if expired else SENT, request))
         self._expired.clear()

@@ -44,7 +44,7 @@ class ReportTest(unittest.TestCase):
             check ^= word
         self.assertEqual(check, 0)
         self.assertEqual(message(slot, got)[:8], b"SLB1\x11\0\0\0")
-        self.assertIsNone(record(Report(RECV, "r", slot=slot), ORIGIN), "two processes tell of it, a slot holds one record")
+        self.assertIsNone(record(Report(RECV, "r", slot=slot), ORIGIN), "two processes report it, a slot holds one record")
         self.assertIsNone(record(Report(RECV, "r"), Origin("d")))
 
 

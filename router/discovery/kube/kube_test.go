@@ -459,7 +459,7 @@ func TestBookmarksMoveThePosition(t *testing.T) {
 		a.change(added, newPod("p-0", "prefill", "10.0.0.1"))
 		s := start(t, a, nil, nil)
 		testwait.Until(t, "it is in", func() bool { return s.String() != "" })
-		a.change(added, newPod("web", "frontend", "10.0.0.9")) // only a bookmark tells of it
+		a.change(added, newPod("web", "frontend", "10.0.0.9")) // only a bookmark reports it
 		testwait.Until(t, "the bookmark is sent", func() (sent bool) { a.set(func() { sent = a.reported == a.version }); return sent })
 		var at string
 		watches := a.count("watch")

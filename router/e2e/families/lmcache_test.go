@@ -243,7 +243,7 @@ func TestLMCacheEnds(t *testing.T) {
 		text := harness.Post(t, g.whole.URL()+f.Path, two).Text(t)
 		stop, _ := json.Marshal(text[1:])
 		stopped := strings.Replace(f.Body, `"max_tokens":12`, `"max_tokens":12,"stop":[`+string(stop)+`]`, 1)
-		g.wantSameAnswers(t, harness.RequestForm{Name: f.Name + ", a stop string over the seam", Path: f.Path, Body: stopped})
+		g.wantSameAnswers(t, harness.RequestForm{Name: f.Name + ", a stop string over the splice point", Path: f.Path, Body: stopped})
 
 		// The first token is the last one.
 		first, _ := json.Marshal(harness.Post(t, g.whole.URL()+f.Path, one).Text(t))

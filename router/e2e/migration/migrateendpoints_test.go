@@ -273,7 +273,7 @@ func TestErrorsOfResponsesAreNumbered(t *testing.T) {
 	f := harness.EndpointCase{Path: "/v1/responses", Body: `"input":"go on and on","max_output_tokens":%d,"ignore_eos":true`}
 	for name, breaks := range map[string][]sim.Fault{
 		"where nobody takes it": {{Kind: sim.Truncate, After: 7}, {Kind: sim.Status, Body: `"prompt":[`}},
-		"behind a seam":         {{Kind: sim.Truncate, After: 7}, {Kind: sim.Truncate, After: 2, Body: `"prompt":[`}},
+		"behind a splice point": {{Kind: sim.Truncate, After: 7}, {Kind: sim.Truncate, After: 2, Body: `"prompt":[`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := startEndpointFleet(t, &f, 3, nil)

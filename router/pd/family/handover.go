@@ -31,7 +31,7 @@ type Handover struct {
 	// EngineID is the raw JSON id of Prefill's engine, if the protocol has an id per process.
 	// Handle or ParsePeerInfo sets it. It is nil if unknown.
 	EngineID []byte
-	// Slot is the JSON object that lends a slot of the completion board to the decode engine's
+	// Slot is the JSON object that leases a slot of the completion board to the decode engine's
 	// connector. It is nil if the engine runs no connector or no report could arrive.
 	Slot []byte
 	// PrefillCached is the number of tokens that the prefill engine reported as cached, -1 if it
