@@ -102,6 +102,7 @@ soak: build ## the long figures: many seeds, long fuzzing, long soaks
 	@scripts/reliability.py --soak
 	SLUICE_SOAK=1 go test -timeout 4h -count=1 $(filter sluice/router/% sluice/dataplane/% sluice/bench/%,$(UNIT))
 	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'AbortSoak' ./router/e2e/abort
+	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'TestSoakWithFullQueue$$|TestPreemptionsLeaveNoState$$' ./router/e2e/admission ./router/e2e/migration
 	SLUICE_SOAK=1 go test -race -v -timeout 4h -count=1 -run 'TestMetamorphicSoak$$' ./router/kvindex
 	@scripts/fuzz.sh 5m
 
