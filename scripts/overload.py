@@ -301,8 +301,8 @@ class Probe(threading.Thread):
 class Results:
     """The reports of all cells, in a file, so that a part can be repeated or an ended run continued."""
 
-    def __init__(self, path, settings):
-        self.path = path
+    def __init__(self, path, settings, build):
+        self.path, self.build = path, build  # of Sluice, for the cells that are measured
         self.data = {"settings": settings, "cells": {}}
         if os.path.exists(path):
             with open(path) as f:
@@ -316,6 +316,7 @@ class Results:
         self.data["cells"] = {k: v for k, v in self.data["cells"].items() if k.split("/")[0] not in parts}
 
     def put(self, key, report):
+        report["build"] = self.build
         self.data["cells"][key] = report
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with open(self.path + ".new", "w") as f:
@@ -328,6 +329,21 @@ class Results:
     def rounds(self, key):
         """Returns the reports of a cell, one for each round measured."""
         return [v for k, v in sorted(self.data["cells"].items()) if k.rsplit("/", 1)[0] == key]
+
+    def pairs(self, key, other):
+        """Returns the reports of two cells for each round in which both were measured: they have the same arrivals."""
+        cells = self.data["cells"]
+        numbers = sorted(k.rsplit("/", 1)[1] for k in cells if k.rsplit("/", 1)[0] == key)
+        return [(cells[f"{key}/{n}"], cells[f"{other}/{n}"]) for n in numbers if f"{other}/{n}" in cells]
+
+    def builds(self):
+        """Returns, by what was measured, the builds of Sluice of its cells. Those of haproxy and sglang-router have its engines and load."""
+        found = {}
+        for key, rep in self.data["cells"].items():
+            parts = key.split("/")
+            what = "capacity" if parts[0] == "capacity" else METHODS[next((p for p in parts if p in METHODS), "fair")]
+            found.setdefault(what, set()).add(rep.get("build", "unknown"))
+        return found
 
 
 def source(rate, targets=True, **keys):
@@ -605,15 +621,16 @@ def goals(o, r):
     if late:
         rows.append(f"| {len(late)} cells were measured on a machine that something else used, and say nothing | {', '.join(late)} | – |")
     for load in LIGHT:
-        off, on = r.rounds(f"light/{load}/none"), r.rounds(f"light/{load}/fair")
-        if not off or not on:
+        rounds = r.pairs(f"light/{load}/none", f"light/{load}/fair")
+        if not rounds:
             continue
         text, met = [], True
         for name, value, digits, least in (("first token p50", lambda x: x["overall"]["ttft"]["p50_ms"], 1, 1), ("p99", lambda x: x["overall"]["ttft"]["p99_ms"], 1, 5), ("CPU per request", cpu_ms, 3, 0)):
-            a, b = [value(x) for x in off], [value(x) for x in on]
-            text.append(f"{name} {med(a, digits)} and {med(b, digits)} ms")
-            # Equal: the medians differ by less than a twentieth, or than the rounds of one method.
-            met = met and median(b) <= max(1.05 * median(a), max(a), median(a) + least)
+            a, b = [value(x) for x, _ in rounds], [value(x) for _, x in rounds]
+            differences = [y - x for x, y in zip(a, b)]
+            text.append(f"{name} {med(a, digits)} and {med(b, digits)} ms, in a round {med(differences, digits)} more")
+            # Equal: in the median round, with the same arrivals, the difference is less than a twentieth or than least.
+            met = met and median(differences) <= max(0.05 * median(a), least)
         row(f"at {load} % load the queue makes no difference: without it and with it", "; ".join(text), met)
     return rows
 
@@ -670,18 +687,33 @@ def svg(o, r, path):
         f.write("\n".join(out))
 
 
+def first_line(*args):
+    try:
+        return subprocess.run(args, capture_output=True, text=True).stdout.splitlines()[0]
+    except (OSError, IndexError):
+        return "not installed"
+
+
+def sluice_build(o):
+    return first_line(o.bin, "version").removeprefix("sluice ")
+
+
 def versions(o):
-    def first_line(*args):
-        try:
-            return subprocess.run(args, capture_output=True, text=True).stdout.splitlines()[0]
-        except (OSError, IndexError):
-            return "not installed"
-    out = [first_line(o.bin, "version")]
+    out = []
     if "haproxy" in o.methods:
         out.append(first_line("haproxy", "-v").split(" - ")[0])
     if "sglang" in o.methods:
         out.append("sglang-router " + SGLANG_ROUTER)
     return ", ".join(out)
+
+
+def builds_text(r):
+    """Says of which builds of Sluice the figures are."""
+    found = r.builds()
+    if len(set.union(set(), *found.values())) == 1:
+        return "All figures are of one build of Sluice: " + found.popitem()[1].pop() + "."
+    return ("**The figures are of different builds of Sluice, measured at different times**, so small differences between these rows say nothing: "
+            + "; ".join(f"{what}: {', '.join(sorted(b))}" for what, b in found.items()) + ".")
 
 
 def page(o, r, path):
@@ -700,7 +732,8 @@ Targets of every request: first token within {TTFT:g} s, then {1000 * TPOT:g} ms
 - Figures are medians of {len(first) or o.rounds} rounds, with their range; every other round runs the methods in reverse order.
 - The highest class offers {100 * HIGH:g} % of capacity at every load; of the rest, two thirds are three tenants of the normal class and one third is a tenant of the lowest.
 - haproxy queues at `maxconn {BATCH}` a server, puts the highest class first, and refuses after {QUEUE_WAIT} s in the queue, as Sluice's FIFO queue does here. sglang-router admits {BATCH * ENGINES} requests at a time, `cache_aware`, and queues the others for at most {QUEUE_WAIT} s (then status 408); its tokens are refilled at 1 a second, because the default lets as many a second through as may run at once.
-- Versions: {r.data.get("versions") or versions(o)}.
+- {builds_text(r)}
+- Other routers: {r.data.get("others") or versions(o) or "none"}.
 """)
     if table:
         parts.append("![goodput, first token of the highest class and output tokens by load](overload.svg)\n")
@@ -788,10 +821,11 @@ def main():
 
     # Cells of other settings cannot share a page.
     settings = hashlib.sha256(json.dumps([SIM, ENGINES, PROMPT, OUTPUT, TTFT, TPOT, ENGINE_QUEUE, HIGH, QUIET, LIGHT, SLUICE, HAPROXY, o.seconds, o.warmup, o.seed]).encode()).hexdigest()[:12]
-    r = Results(os.path.join(build, "quick.json" if o.quick else "results.json"), settings)
+    r = Results(os.path.join(build, "quick.json" if o.quick else "results.json"), settings, sluice_build(o))
     if not o.resume:
         r.drop(parts)
-    r.data["versions"] = versions(o)
+    if "main" in parts:
+        r.data["others"] = versions(o)
     bench = Bench(o, r)
     if set(parts) & set(PARTS):
         capacity = bench.capacity()
