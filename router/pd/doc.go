@@ -30,7 +30,8 @@
 //   - A request (request.go) groups its state by subject and reads one configuration until it ends;
 //     settings.go lists the shared state that follows a reload at once.
 //   - A leg (leg.go) owns the reservation and the account of one engine call. Until it starts, the
-//     request owns what TryStart has reserved (releaseAdmitted).
+//     request owns what TryStart has reserved (releaseAdmitted) and the decode rank that it chose before
+//     its leg (reservedDecode), and a function owns the reservation of a choice that it holds as a local value.
 //
 // Rules that need neither a rank to choose nor a leg to send are packages of their own:
 //
