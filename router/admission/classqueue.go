@@ -120,8 +120,8 @@ func (k *classQueue) restore(it *Item) {
 	k.updateClaim(it.tenant, 1)
 }
 
-// settle forgets what has no requests any more, after a request of t was withdrawn.
-func (k *classQueue) settle(t *tenant) {
+// removeIfEmpty forgets what has no requests any more, after a request of t was withdrawn.
+func (k *classQueue) removeIfEmpty(t *tenant) {
 	if k.usage.requests == 0 { // nobody waits: the accounts start again
 		clear(k.tenants)
 		k.overflow, k.idle, k.weights, k.credit, k.clock = nil, idleList{}, 0, 0, 0

@@ -88,8 +88,8 @@ func (l *poolQueue) groupFor(name string) *group {
 	return g
 }
 
-// settle forgets a lane without requests, and its group if that has no other.
-func (l *poolQueue) settle(n *lane) {
+// removeIfEmpty forgets a lane without requests, and its group if that has no other.
+func (l *poolQueue) removeIfEmpty(n *lane) {
 	t, g := n.tenant, n.group
 	if n.usage.requests > 0 || t == nil { // nil: its last two requests have left together
 		return

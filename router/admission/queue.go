@@ -287,7 +287,7 @@ func (q *Queue) Push(it *Item, displaced []*Item) (_ []*Item, bound Bound) {
 		displaced = append(displaced, victim)
 	}
 	for _, d := range displaced[before:] {
-		q.settle(d)
+		q.finishRemoval(d)
 	}
 	q.seq++
 	it.seq = q.seq
@@ -316,11 +316,11 @@ func (q *Queue) insert(it *Item) {
 func (q *Queue) Remove(it *Item) {
 	if it.IsQueued() {
 		q.withdraw(it)
-		q.settle(it)
+		q.finishRemoval(it)
 	}
 }
 
-// withdraw takes a request out of its tenant and out of all counts. settle or restore follows.
+// withdraw takes a request out of its tenant and out of all counts. finishRemoval or restore follows.
 func (q *Queue) withdraw(it *Item) {
 	if it.deferred {
 		it.deferred = false // EndRound drops it from the list
@@ -341,12 +341,12 @@ func (q *Queue) restore(it *Item) {
 	it.queue.classes[it.Class].restore(it)
 }
 
-// settle ends the removal of a withdrawn request: what has no request any more is forgotten.
-func (q *Queue) settle(it *Item) {
+// finishRemoval ends the removal of a withdrawn request: what has no request any more is forgotten.
+func (q *Queue) finishRemoval(it *Item) {
 	l, t := it.queue, it.tenant
 	q.ages[it.Class].remove(it)
-	l.settle(it.lane)
-	l.classes[it.Class].settle(t)
+	l.removeIfEmpty(it.lane)
+	l.classes[it.Class].removeIfEmpty(t)
 	it.queue, it.tenant, it.lane = nil, nil, nil
 	if l.usage.requests == 0 {
 		delete(q.pools, l.name)
@@ -393,7 +393,7 @@ func (q *Queue) Take(it *Item) {
 	it.queue.charge(q.classes, it)
 	it.queue.classes[it.Class].charge(it)
 	q.withdraw(it)
-	q.settle(it)
+	q.finishRemoval(it)
 }
 
 // Defer sets a request that Next returned aside until EndRound, because it cannot start now although
