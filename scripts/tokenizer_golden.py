@@ -8,9 +8,11 @@ and GGUF vocabularies with expected ids. It is downloaded once into the cache.
   scripts/tokenizer_golden.py templates            text of every template x 500 conversations
   scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
   scripts/tokenizer_golden.py files                ids of vocabularies in other files than tokenizer.json
+  scripts/tokenizer_golden.py classes              ids of whole folders, by the class of their tokenizer
   scripts/tokenizer_golden.py escapes              JSON strings of every character of the basic plane
   scripts/tokenizer_golden.py all                  all of these, some minutes
-  scripts/tokenizer_golden.py rewrite              writes golden.jsonl and escapes.json of native/tokenizer/testdata
+  scripts/tokenizer_golden.py rewrite              writes golden.jsonl and escapes.json of native/tokenizer/testdata, and
+                                                   native/tokenizer/src/classes.json
 
   --conversations N   of each template (500)
   --only NAME         templates or vocabularies whose name contains it
@@ -275,8 +277,8 @@ def empty_model(library):
     folder = os.path.join(CACHE, "empty")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "tokenizer.json"), "w") as f:
-        json.dump({"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
-                   "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}, f)
+        json.dump({"version": "1.0", "added_tokens": [{"id": i, **added(t)} for i, t in enumerate(SPECIAL.values())], "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
+                   "model": {"type": "WordLevel", "vocab": {t: i for i, t in enumerate(SPECIAL.values())}, "unk_token": "<unk>"}}, f)
     with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
         json.dump(SPECIAL, f)
     return library.load(folder)
@@ -633,6 +635,204 @@ def files(args):
     return bad
 
 
+# Folders by the class of their tokenizer.
+
+CLASSES = os.path.join(ROOT, "native", "tokenizer", "src", "classes.json")
+
+
+def known_classes():
+    """What native/tokenizer/src/classes.json says, of the transformers that is installed."""
+    import transformers
+    from transformers.models.auto import tokenization_auto as auto
+    # The source is read because its table lacks the classes of packages that are not installed.
+    with open(auto.__file__, encoding="utf-8") as f:
+        source = f.read()
+    table = source[source.index("TOKENIZER_MAPPING_NAMES = "):source.index("MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS: ")]
+    types = dict(re.findall(r'\(\s*"([^"]+)",\s*"(\w+)"', table))
+    for name in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
+        types.setdefault(name, "TokenizersBackend")
+    as_is = {"PreTrainedTokenizer", "PythonBackend"}  # AutoTokenizer takes TokenizersBackend in their place
+    for name in {*types.values(), *dir(transformers), "BloomTokenizer"}:
+        plain = name.removesuffix("Fast")
+        if not plain.endswith(("Tokenizer", "Backend")) or plain == "MistralCommonBackend":
+            continue
+        c = auto.tokenizer_class_from_name(plain)
+        if isinstance(c, type) and issubclass(c, transformers.TokenizersBackend) and (c is transformers.TokenizersBackend or "__init__" not in c.__dict__):
+            as_is.add(plain)
+    return {"transformers": transformers.__version__, "model_types": dict(sorted(types.items())),
+            "incorrect": sorted(auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS), "as_is": sorted(as_is)}
+
+
+NATIVE, REFUSED_HERE, DIFFERENT = "native", "refused", "refused, and transformers gives other ids than the file"
+SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+
+def metaspace(scheme):
+    return {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}}
+
+
+def begins(spec, token, i):
+    """A post-processor that begins texts with a token."""
+    spec["post_processor"] = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                              "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]}}}
+
+
+def added(token, **flags):
+    return {"content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True, **flags}
+
+
+def class_cases():
+    """Yields (name, vocabulary, what becomes of it, members of tokenizer_config.json, model type, change of tokenizer.json, other files)."""
+    fast = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    tool = {"additional_special_tokens": ["<|tool|>"]}
+    known = {"<|eot_id|>": 128009}
+    llama = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+    def bos(spec):
+        begins(spec, "<|begin_of_text|>", 128000)
+
+    def special(*tokens, **stages):
+        """Makes tokens of the vocabulary added ones too."""
+        def change(spec):
+            have = {t["content"]: t for t in spec["added_tokens"]}
+            for t in tokens:
+                if t in spec["model"]["vocab"]:
+                    have[t] = {"id": spec["model"]["vocab"][t], **added(t)}
+                elif t not in have:
+                    have[t] = {"id": 1 + max(*spec["model"]["vocab"].values(), *(v["id"] for v in have.values())), **added(t)}
+            spec["added_tokens"] = sorted(have.values(), key=lambda t: t["id"])
+            spec.update(stages)
+        return change
+
+    spm = ["<unk>", "<s>", "</s>"]
+    yield "general", "llama-bpe", NATIVE, fast, "llama", bos, {}
+    yield "no class", "llama-bpe", NATIVE, {"tokenizer_class": None}, "llama", bos, {}
+    yield "general of an unknown model", "llama-bpe", NATIVE, {"tokenizer_class": "TokenizersBackend"}, "no-such-model", None, {}
+    yield "unknown class", "llama-bpe", REFUSED_HERE, {"tokenizer_class": "NoSuchTokenizer"}, "no-such-model", None, {}
+    yield "own code", "llama-bpe", REFUSED_HERE, {**fast, "auto_map": {"AutoTokenizer": [None, "m.T"]}}, "no-such-model", None, {}
+    yield "split special tokens", "llama-bpe", DIFFERENT, {**fast, "split_special_tokens": True}, "llama", None, {}
+    yield "Qwen2", "qwen2", NATIVE, {"tokenizer_class": "Qwen2Tokenizer"}, "qwen2", None, {}
+    yield "Qwen2Fast", "qwen2", NATIVE, {"tokenizer_class": "Qwen2TokenizerFast"}, "qwen3", None, {}
+    yield "Qwen2 by the model type", "qwen2", NATIVE, {"tokenizer_class": None}, "qwen3", None, {}
+    yield "Qwen2 in place of another class", "qwen2", DIFFERENT, fast, "qwen2", special(normalizer=None, pre_tokenizer=sequence("pretokenizers", [*DIGITS, *GPT2])), {}
+    yield "general for Qwen3", "qwen2", NATIVE, fast, "qwen3", special(normalizer=None, pre_tokenizer=sequence("pretokenizers", [*DIGITS, *GPT2])), {}
+    yield "Qwen3_5", "qwen35", NATIVE, {"tokenizer_class": "Qwen3_5Tokenizer"}, "qwen3_5", special(normalizer=NFC), {}
+    yield "Qwen3_5 without NFC", "qwen35", DIFFERENT, {"tokenizer_class": "Qwen3_5Tokenizer"}, "qwen3_5", None, {}
+    yield "Llama of old files", "llama-spm", DIFFERENT, llama, "llama", special(*spm), {}
+    yield "Llama of old files, legacy", "llama-spm", DIFFERENT, {**llama, "legacy": True}, "llama", special(*spm), {}
+    yield "Llama", "llama-spm", NATIVE, llama, "llama", special(*spm, **metaspace("first")), {}
+    yield "LlamaFast, legacy", "llama-spm", NATIVE, {**llama, "tokenizer_class": "LlamaTokenizerFast", "legacy": True}, "llama", special(*spm, **metaspace("always")), {}
+    yield "Llama, the other scheme", "llama-spm", DIFFERENT, llama, "llama", special(*spm, **metaspace("always")), {}
+    yield "Llama without prefix", "llama-spm", NATIVE, {**llama, "add_prefix_space": False}, "llama", special(*spm, **metaspace("never")), {}
+    yield "Llama class of Mistral", "llama-spm", NATIVE, llama, "mistral", special(*spm), {}
+    yield "Llama class of Phi-3", "phi-3", NATIVE, {"tokenizer_class": "LlamaTokenizerFast"}, "phi3", None, {}
+    yield "Llama class of DeepSeek-V3", "deepseek-llm", NATIVE, {"tokenizer_class": "LlamaTokenizerFast"}, "deepseek_v3", None, {}
+    yield "Llama class of byte-level files", "deepseek-llm", DIFFERENT, {"tokenizer_class": "LlamaTokenizerFast"}, "llama", special("<unk>"), {}
+    yield "Gemma", "gemma-4", NATIVE, {"tokenizer_class": "GemmaTokenizer"}, "gemma2", special("<unk>", "<bos>", "<eos>", "<pad>", "<mask>", normalizer=SPACE, pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}), {}
+    yield "Gemma with another pre-tokenizer", "gemma-4", REFUSED_HERE, {"tokenizer_class": "GemmaTokenizer"}, "gemma2", special("<unk>", "<bos>", "<eos>", "<pad>", "<mask>"), {}
+    yield "GPT2", "gpt-2", NATIVE, {"tokenizer_class": "GPT2Tokenizer"}, "gpt2", None, {}
+    yield "GPT2 with a prefix", "gpt-2", DIFFERENT, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, "gpt2", None, {}
+    yield "GPTNeoX", "gpt-neox", NATIVE, {"tokenizer_class": "GPTNeoXTokenizerFast", "pad_token": "<|padding|>"}, "gpt_neox", special("<|endoftext|>", "<|padding|>", normalizer=NFC), {}
+    yield "GPTNeoX that adds a token", "gpt-neox", DIFFERENT, {"tokenizer_class": "GPTNeoXTokenizer"}, "gpt_neox", lambda spec: (special("<|endoftext|>", "<|padding|>", normalizer=NFC)(spec), begins(spec, "<|endoftext|>", 0)), {}
+    yield "Cohere", "command-r", NATIVE, {"tokenizer_class": "CohereTokenizerFast"}, "cohere", special("<UNK>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<PAD>", "<CLS>", "<SEP>", "<MASK_TOKEN>"), {}
+    yield "Roberta", "gpt-2", REFUSED_HERE, {"tokenizer_class": "RobertaTokenizer"}, "roberta", None, {}
+    yield "Bert", "bert-bge", REFUSED_HERE, {"tokenizer_class": "BertTokenizer"}, "bert", None, {}
+    yield "additional special token", "llama-bpe", DIFFERENT, {**fast, **tool}, "llama", None, {}
+    yield "additional special token, known", "llama-bpe", NATIVE, {**fast, "additional_special_tokens": list(known)}, "llama", None, {}
+    yield "extra special tokens by name", "llama-bpe", DIFFERENT, {**fast, "extra_special_tokens": {"tool_token": "<|tool|>"}}, "llama", None, {}
+    yield "token of another name", "llama-bpe", DIFFERENT, {**fast, "image_token": "<image>"}, "llama", None, {}
+    yield "token of another name, known", "llama-bpe", NATIVE, {**fast, "image_token": "<|eot_id|>"}, "llama", None, {}
+    yield "special_tokens_map.json", "llama-bpe", NATIVE, {**fast, "eos_token": "<|end_of_text|>"}, "llama", bos, {"special_tokens_map.json": {"eos_token": "<|eot_id|>", "pad_token": added("<|eot_id|>")}}
+    yield "special_tokens_map.json, unknown token", "llama-bpe", DIFFERENT, fast, "llama", None, {"special_tokens_map.json": {"pad_token": "<pad>"}}
+    yield "special_tokens_map.json, unused", "llama-bpe", NATIVE, {**fast, "added_tokens_decoder": {"128009": added("<|eot_id|>")}}, "llama", None, {"special_tokens_map.json": {"pad_token": "<pad>"}}
+    yield "added_tokens.json", "llama-bpe", DIFFERENT, fast, "llama", None, {"added_tokens.json": {"<tool>": 128256}}
+    yield "added_tokens.json, known token", "llama-bpe", NATIVE, fast, "llama", None, {"added_tokens.json": known}
+    yield "added_tokens_decoder", "llama-bpe", NATIVE, {**fast, "added_tokens_decoder": {"128256": added("<tool>"), "128257": added("<b>", special=False, lstrip=True)}}, "llama", None, {}
+    yield "added_tokens_decoder of Qwen2", "qwen2", REFUSED_HERE, {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {"151643": added("<|endoftext|>")}}, "qwen2", None, {}
+
+
+# What a template prints of the special tokens.
+NAMED = "|".join("{{ %s_token }}" % name for name in ["bos", "eos", "unk", "pad", "cls", "image"])
+
+
+def classes(args):
+    """Loads whole folders with transformers, as vLLM does, and compares ids with those of the library."""
+    import logging
+    import shutil
+
+    import tokenizers
+    import transformers
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    library, bad, n = Library(), 0, 0
+    with open(CLASSES, encoding="utf-8") as f:
+        if json.load(f) != known_classes():
+            print(f"classes: {os.path.relpath(CLASSES)} is not what transformers says; run `scripts/tokenizer_golden.py rewrite`")
+            bad += 1
+    counts = {}
+    for name, vocabulary, expected, members, model_type, change, others in class_cases():
+        if args.only and args.only not in name:
+            continue
+        source = os.path.join(CACHE, "vocab", vocabulary)
+        if not os.path.exists(os.path.join(source, "tokenizer_config.json")):
+            print(f"{name}: no vocabulary; run `scripts/tokenizer_golden.py ids --only {vocabulary}` first")
+            bad += 1
+            continue
+        with open(os.path.join(source, "tokenizer.json"), encoding="utf-8") as f:
+            spec = json.load(f)
+        with open(os.path.join(source, "tokenizer_config.json"), encoding="utf-8") as f:
+            config = {k: v for k, v in {**json.load(f), **members}.items() if v is not None}
+        if change:
+            change(spec)
+        files = {"tokenizer.json": spec, "tokenizer_config.json": config, "config.json": {"model_type": model_type}, **others}
+        folder = folder_of("class", {file: json.dumps(v, ensure_ascii=False) for file, v in files.items()})
+        n += 1
+        try:
+            model, why = library.load(folder), ""
+        except Failure as e:
+            model, why = None, e.text
+        wrong = []
+        try:
+            oracle_of = transformers.AutoTokenizer.from_pretrained(folder, mistral_format=False)
+        except Exception as e:  # noqa: BLE001: what transformers cannot load has no ids
+            oracle_of = None
+            if expected != REFUSED_HERE:
+                wrong.append(f"transformers: {e}")
+        if (model is not None) != (expected == NATIVE):
+            wrong.append(f"expected to be {expected}, " + (f"refused: {why}" if model is None else "loaded"))
+        r = random.Random(name)
+        names = [t["content"] for t in spec["added_tokens"]][:40] + ["<|tool|>", "<image>", "<pad>", "<tool>", "<b>", "[CLS]"]
+        texts = ["Hello", " Hello", "  Hello", "", " "] + corpus(r)[::4] + ["".join(r.choice(TEXTS + names + [" "]) for _ in range(20)) for _ in range(100)]
+        file = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+        equal = differ = 0
+        of_file = True
+        for text in texts if oracle_of is not None else []:
+            for add in [False, True]:
+                want = oracle_of.encode(text, add_special_tokens=add)
+                of_file &= file.encode(text, add_special_tokens=add).ids == want
+                if model is None:
+                    continue
+                got = model.encode(text, add)
+                equal += got == want
+                differ += got != want
+                if got != want and differ <= args.show:
+                    wrong.append(f"{text[:40]!r}, special tokens {add}: want {want[:20]}, got {got[:20]}")
+        if expected == DIFFERENT and of_file:
+            wrong.append("transformers gives the ids of tokenizer.json")
+        if model is not None:
+            if oracle_of is not None:
+                want, got = oracle_of.apply_chat_template([{"role": "user", "content": "x"}], chat_template=NAMED, tokenize=False), model.render(NAMED, {"messages": [{"role": "user", "content": "x"}]})
+                if want != got:
+                    wrong.append(f"special tokens of templates: want {want}, got {got}")
+            model.close()
+        bad += bool(wrong)
+        counts[expected] = counts.get(expected, 0) + 1
+        print(f"{name} ({vocabulary}): " + ("; ".join(wrong) if wrong else f"{equal} encodings equal" if model is not None else f"refused: {why}"), flush=True)
+        shutil.rmtree(folder)
+    print(f"classes: {n} folders, {bad} differ from what is expected")
+    RESULTS.append((f"{n} folders by tokenizer class, special and added tokens", "AutoTokenizer of transformers", f"{counts.get(NATIVE, 0)} folders; {n - counts.get(NATIVE, 0)} are left to the engine, {counts.get(DIFFERENT, 0)} of them have other ids than tokenizer.json", bad))
+    return bad
+
+
 # The filters of templates, and json.dumps as transformers' tojson calls it.
 ESCAPES = {"tojson": {"ensure_ascii": False}, "tojson(ensure_ascii=true)": {"ensure_ascii": True}}
 
@@ -657,7 +857,7 @@ def escapes(args):
 
 
 def everything(args):
-    bad = templates(args) + ids(args) + files(args) + escapes(args)
+    bad = templates(args) + ids(args) + files(args) + classes(args) + escapes(args)
     lines = ["| what | beside | equal | different |", "| --- | --- | --- | --- |"] + ["| %s | %s | %s | %d |" % row for row in RESULTS]
     lines += ["", f"{', '.join(PACKAGES)}; material of {ARCHIVE}."]
     print("\n".join(lines))
@@ -672,7 +872,11 @@ def everything(args):
 
 
 def rewrite(args):
-    """Writes what `go test` compares the library with, from templates and texts of the project's own."""
+    """Writes what `go test` compares the library with, from templates and texts of the project's own,
+    and which classes transformers has."""
+    with open(CLASSES, "w", encoding="utf-8") as f:
+        json.dump(known_classes(), f, indent=1)
+        f.write("\n")
     render = oracle()
     folder = os.path.join(ROOT, "native", "tokenizer", "testdata")
     with open(os.path.join(folder, "golden.jsonl"), "w", encoding="utf-8") as f:
@@ -696,7 +900,7 @@ def rewrite(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["templates", "ids", "files", "escapes", "all", "rewrite"])
+    p.add_argument("what", choices=["templates", "ids", "files", "classes", "escapes", "all", "rewrite"])
     p.add_argument("--conversations", type=int, default=500)
     p.add_argument("--only", default="")
     p.add_argument("--show", type=int, default=1)

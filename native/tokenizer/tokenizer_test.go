@@ -92,6 +92,77 @@ func TestModel(t *testing.T) {
 	}
 }
 
+// TestClasses: a folder is loaded only if an engine encodes with its tokenizer.json as it is, whatever the class
+// of the tokenizer and the files that name its special tokens say. scripts/tokenizer_golden.py compares with transformers.
+func TestClasses(t *testing.T) {
+	l := open(t)
+	vocabulary, err := os.ReadFile("testdata/tiny/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const named, general = `"bos_token":"<|begin|>","eos_token":"<|end|>"`, `"tokenizer_class":"PreTrainedTokenizerFast"`
+	for name, c := range map[string]struct {
+		config, model string
+		others        map[string]string
+		refused       string // part of the reason, "" if it is loaded
+	}{
+		"general":                      {general, "llama", nil, ""},
+		"no class":                     {named, "", nil, ""},
+		"Llama":                        {`"tokenizer_class":"LlamaTokenizer"`, "llama", nil, "LlamaTokenizer replaces the model's options"},
+		"Llama, a wrong class":         {`"tokenizer_class":"LlamaTokenizerFast"`, "deepseek_v3", nil, ""},
+		"Llama, a general model":       {`"tokenizer_class":"LlamaTokenizer"`, "mistral", nil, ""},
+		"general, a wrong class":       {general, "qwen2", nil, "Qwen2Tokenizer replaces the normalizer"},
+		"by the model type":            {named, "qwen3", nil, "Qwen2Tokenizer replaces the normalizer"},
+		"a class without known rules":  {`"tokenizer_class":"RobertaTokenizer"`, "roberta", nil, "its rules are not known"},
+		"a class that nobody knows":    {`"tokenizer_class":"NewTokenizer"`, "", nil, "its rules are not known"},
+		"own code":                     {`"auto_map":{"AutoTokenizer":["a.B",null]}`, "", nil, "auto_map"},
+		"own code of something else":   {`"auto_map":{"AutoProcessor":"a.B"}`, "", nil, ""},
+		"split special tokens":         {`"split_special_tokens":true`, "", nil, "split_special_tokens"},
+		"files of releases":            {`"fast_tokenizer_files":["tokenizer.json","tokenizer.4.0.json"]`, "", nil, "fast_tokenizer_files"},
+		"additional token":             {`"additional_special_tokens":["<|tool|>"]`, "", nil, `"<|tool|>", which is not an added token`},
+		"additional token, known":      {`"additional_special_tokens":["<|end|>"]`, "", nil, ""},
+		"extra tokens":                 {`"extra_special_tokens":{"a":"<|tool|>"}`, "", nil, `"<|tool|>", which is not an added token`},
+		"token of a name of its own":   {`"image_token":"<image>"`, "", nil, `"<image>", which is not an added token`},
+		"token of the vocabulary":      {`"pad_token":"a"`, "", nil, `"a", which is not an added token`},
+		"special_tokens_map.json":      {named, "", map[string]string{"special_tokens_map.json": `{"eos_token":"</s>"}`}, `"</s>", which is not an added token`},
+		"the same, known":              {named, "", map[string]string{"special_tokens_map.json": `{"eos_token":{"content":"<|begin|>"}}`}, ""},
+		"the same, unused":             {named + `,"added_tokens_decoder":{}`, "", map[string]string{"special_tokens_map.json": `{"eos_token":"</s>"}`}, ""},
+		"added_tokens.json":            {named, "", map[string]string{"added_tokens.json": `{"<|tool|>":258}`}, `"<|tool|>" of added_tokens.json`},
+		"added_tokens.json, another":   {named, "", map[string]string{"added_tokens.json": `{"<|end|>":258}`}, `"<|end|>" of added_tokens.json`},
+		"added_tokens.json, known":     {named, "", map[string]string{"added_tokens.json": `{"<|end|>":257}`}, ""},
+		"added_tokens_decoder":         {named + `,"added_tokens_decoder":{"258":{"content":"<|tool|>","lstrip":false,"rstrip":false,"normalized":false,"single_word":false,"special":true}}`, "", nil, ""},
+		"a class of the configuration": {named, `llama","tokenizer_class":"LlamaTokenizer`, nil, "LlamaTokenizer replaces"},
+	} {
+		dir := t.TempDir()
+		files := map[string]string{"tokenizer.json": string(vocabulary), "tokenizer_config.json": "{" + c.config + "}"}
+		if c.model != "" {
+			files["config.json"] = `{"model_type":"` + c.model + `"}`
+		}
+		for file, text := range c.others {
+			files[file] = text
+		}
+		for file, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := l.Load(dir, LoadOptions{})
+		if c.refused == "" && err != nil || c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)) {
+			t.Errorf("%s: %v, want %q", name, err, c.refused)
+		}
+		if err != nil {
+			continue
+		}
+		if name == "the same, known" {
+			text, err := m.Render(nil, "{{ bos_token }}{{ eos_token }}", []byte(`{"messages":[{"role":"user","content":"x"}]}`))
+			if string(text) != "<|begin|><|begin|>" {
+				t.Errorf("%s: a template prints %q, %v", name, text, err)
+			}
+		}
+		m.Close()
+	}
+}
+
 // TestVocabularyFiles: models without tokenizer.json. Ranks 0 to 255 are the bytes, then come "ab",
 // "abc" and "cab", which is also the order of merging.
 func TestVocabularyFiles(t *testing.T) {

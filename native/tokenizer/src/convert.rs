@@ -86,7 +86,7 @@ pub fn convert(dir: &Path, config: &Json) -> Result<Option<Converted>> {
 }
 
 /// The character that byte-level models of Hugging Face write for a byte.
-fn byte_chars() -> [char; 256] {
+pub fn byte_chars() -> [char; 256] {
     let mut chars = ['\0'; 256];
     let mut next = 256;
     for b in 0..=255u8 {

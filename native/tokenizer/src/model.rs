@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::class::{check, special_tokens};
 use crate::convert::{Runs, convert};
 use crate::encoder::Encoder;
 use crate::error::{Code, Error, Result};
@@ -94,7 +95,13 @@ impl Model {
         let _ = tokenizer.with_truncation(None);
         tokenizer.with_padding(None);
         // A conversion has all of its tokens.
-        let plain = source.is_some() || !add_configured_tokens(&mut tokenizer, &config);
+        let (plain, special) = if source.is_some() {
+            (true, special_tokens(dir, &config, &[])?)
+        } else {
+            let plain = !add_configured_tokens(&mut tokenizer, &config);
+            (plain, check(dir, &config, &tokenizer, &text)?)
+        };
+        let special = special.named;
         // Mistral's servers render by code.
         let templates = if mistral || source.as_ref().is_some_and(|c| c.format == "tekken") { BTreeMap::new() } else { templates(dir, &config)? };
         let mut added: Vec<Added> = tokenizer
@@ -103,7 +110,6 @@ impl Model {
             .map(|(id, token)| Added { id, token })
             .collect();
         added.sort_by_key(|a| a.id);
-        let special = special_tokens(&config);
         let mut info = info(dir, &tokenizer, &config, &templates, &special)?;
         let encoder = Encoder::choose(tokenizer, &text, plain && !bounds.reference);
         info["encoder"] = json!(encoder.name());
@@ -228,16 +234,8 @@ fn add_configured_tokens(t: &mut Tokenizer, config: &Json) -> bool {
 }
 
 /// The text of a special token: a string, or an object with its content.
-fn token_text(v: &Json) -> Option<&str> {
+pub fn token_text(v: &Json) -> Option<&str> {
     v.as_str().or_else(|| v["content"].as_str())
-}
-
-/// The special tokens that a template can name.
-fn special_tokens(config: &Json) -> Vec<(String, String)> {
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
-        .iter()
-        .filter_map(|name| Some((name.to_string(), token_text(&config[*name])?.to_string())))
-        .collect()
 }
 
 /// The model's templates by name; a model with one calls it "default".
