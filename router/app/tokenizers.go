@@ -294,7 +294,10 @@ func (t *tokenizers) update(name string, want *wantedModels) {
 	have.model.SetTimeout(want.timeout)
 	switch {
 	case have.template != t.templates[name]:
-		t.use(have, name)
+		replaced := have.use
+		if t.use(have, name); have.use != nil && !want.reread { // a reload tries all models again
+			have.use.Follow(replaced)
+		}
 		t.publish(nil)
 	case want.reread:
 		have.use.Retry()
@@ -386,9 +389,6 @@ func (t *tokenizers) prepare(name string, l *loadedModel) (*tokenize.InProcess, 
 	if err != nil {
 		return nil, err
 	}
-	if code != "" {
-		t.log.Info("only completions are tokenized here: the engines render the model's chats", "model", name, "reason", code)
-	}
 	// The library drops truncation and padding, as vLLM does; the rules look at the rest.
 	rules, err := incremental.NewRules(withoutTraining(text), l.added)
 	if err != nil {
@@ -396,12 +396,18 @@ func (t *tokenizers) prepare(name string, l *loadedModel) (*tokenize.InProcess, 
 		rules = nil
 	}
 	templates := chatTemplates(from.dir)
+	if code == "" && from.template == "" && processorTemplates(from.dir, templates) {
+		code = "the folder has a template of a processor, with which the engines may render"
+	}
+	if code != "" {
+		t.log.Info("only completions are tokenized here: the engines render the model's chats", "model", name, "reason", code)
+	}
 	given, err := l.givenTemplate(templates)
 	if err != nil {
 		return nil, err
 	}
 	use := tokenize.NativeModel(model)
-	if given != "" {
+	if given != "" && code == "" {
 		t.log.Info("chats are rendered with the template of the engines", "model", name)
 		templates = map[string]string{"default": given}
 		use = givenTemplate{model, given}
@@ -493,7 +499,8 @@ var vocabularyFiles = []string{"tokenizer.json", "tekken.json", "tiktoken.model"
 // fingerprint identifies what loading a model reads: the names and contents of the files of its folder, the
 // names of those by which Mistral's folders are known, and the file of the settings' template.
 func (from modelFolder) fingerprint() string {
-	names := append([]string{"config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}, vocabularyFiles...)
+	names := append([]string{"config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja"}, vocabularyFiles...)
+	names = append(names, processorFiles...)
 	more, _ := filepath.Glob(filepath.Join(from.dir, "additional_chat_templates", "*.jinja"))
 	files := append(more, from.template)
 	for _, name := range names {
@@ -626,6 +633,29 @@ func chatTemplates(dir string) map[string]string {
 		all[l.Name] = l.Template
 	}
 	return all
+}
+
+// processorFiles may have the template of a multimodal model's processor.
+var processorFiles = []string{"chat_template.json", "processor_config.json"}
+
+// processorTemplates reports whether a folder has a template of a processor that is not the tokenizer's one and
+// only template. Without tools vLLM prefers it, if transformers can make a processor of the folder; with tools it
+// does not (vLLM 0.32, renderers/hf.py, resolve_chat_template).
+func processorTemplates(dir string, templates map[string]string) bool {
+	for _, name := range processorFiles {
+		var c struct {
+			Template json.RawMessage `json:"chat_template"`
+		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || json.Unmarshal(text, &c) != nil || len(c.Template) == 0 || string(c.Template) == "null" {
+			continue
+		}
+		var one string
+		if json.Unmarshal(c.Template, &one) != nil || len(templates) != 1 || templates["default"] != one {
+			return true
+		}
+	}
+	return false
 }
 
 // close stops loading and closes the models. Requests have ended.

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +18,7 @@ import (
 
 	"sluice/bench/testwait"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
 	"sluice/native/tokenizer"
 	"sluice/router/config"
 	"sluice/router/tokenize"
@@ -374,6 +377,89 @@ func TestChatsRenderedByCode(t *testing.T) {
 			if got := to.PromptInProcess(&p, &q); got != (kind == tokenize.Completion) {
 				t.Errorf("%s: %s is tokenized here: %v", model, body, got)
 			}
+		}
+	}
+}
+
+// TestMismatchOutlivesTemplate: an engine that joins with another template does not make a model be used whose ids
+// differ from those of an engine that is still there; a reload does.
+func TestMismatchOutlivesTemplate(t *testing.T) {
+	d := new(doubleLibrary)
+	ts, to, _ := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"token_ids":[1]}`)) }))
+	defer engine.Close()
+	ep, err := upstream.NewEndpoint(engine.URL, upstream.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ep.Close()
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"m": {Tokenizer: modelDir(t, "m", map[string]string{"tokenizer.json": "{}", "chat_template.jinja": "folder"})}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "m")
+	var doc jsonscan.Doc
+	if err := doc.Scan([]byte(`{"messages":[{"role":"user","content":"x"}]}`), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	ask := func() bool {
+		var p tokenize.Prompt
+		return to.PromptInProcess(&p, &tokenize.NativeQuery{Model: "m", Kind: tokenize.Chat, Doc: &doc, Endpoint: ep, Incarnation: 1})
+	}
+	state := func() string { return to.NativeStates()[0].Use() }
+	_ = ask()
+	testwait.Until(t, "a mismatch", func() bool { return state() == "mismatch" })
+	ts.template = func(*worker.Worker) (string, error) { return "joined", nil }
+	w := worker.New(worker.Spec{ID: "w"})
+	w.SetInfo(&worker.Info{Base: "m", Models: []string{"m"}, Engine: "vllm"})
+	ts.workerReady(w)
+	ts.awaitModels(t, "m")
+	if ts.loaded["m"].template != "joined" {
+		t.Fatal("the template of the engine was not taken over")
+	}
+	if ask() || state() != "mismatch" {
+		t.Error("used although the engine that differed is there")
+	}
+	ts.configure(tokenizerSettingsOf(cfg))
+	ts.awaitModels(t, "m")
+	if !ask() {
+		t.Error("not used after a reload")
+	}
+}
+
+// TestProcessorTemplates: chats are left to the engines where a processor's template is not the tokenizer's, unless
+// the settings say the template.
+func TestProcessorTemplates(t *testing.T) {
+	for i, c := range []struct {
+		files map[string]string
+		given bool
+		chats bool
+	}{
+		{map[string]string{"chat_template.jinja": "a"}, false, true},
+		{map[string]string{"chat_template.jinja": "a", "chat_template.json": `{"chat_template":"a"}`}, false, true},
+		{map[string]string{"chat_template.jinja": "a", "processor_config.json": `{"processor_class":"P"}`}, false, true},
+		{map[string]string{"chat_template.jinja": "a", "chat_template.json": `{"chat_template":"b"}`}, false, false},
+		{map[string]string{"chat_template.jinja": "a", "chat_template.json": `{"chat_template":"b"}`}, true, true},
+		{map[string]string{"chat_template.jinja": "a", "processor_config.json": `{"chat_template":"b"}`}, false, false},
+		{map[string]string{"chat_template.json": `{"chat_template":"b"}`}, false, false},
+		{map[string]string{"tokenizer_config.json": `{"chat_template":[{"name":"default","template":"a"},{"name":"tool_use","template":"c"}]}`, "chat_template.json": `{"chat_template":"a"}`}, false, false},
+	} {
+		ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return new(doubleLibrary), nil })
+		c.files["tokenizer.json"] = "{}"
+		m := config.Model{Tokenizer: modelDir(t, "m", c.files)}
+		if c.given {
+			m.ChatTemplate = filepath.Join(modelDir(t, "g", map[string]string{"g.jinja": "given"}), "g.jinja")
+		}
+		cfg := config.Default()
+		cfg.Models = map[string]config.Model{"m": m}
+		ts.configure(tokenizerSettingsOf(cfg))
+		ts.awaitModels(t, "m")
+		for kind, body := range map[tokenize.Kind]string{tokenize.Completion: `{"prompt":"x"}`, tokenize.Chat: `{"messages":[{"role":"user","content":"x"}]}`} {
+			if got := tryPrompt(to, "m", kind, body) > 0; got != (kind == tokenize.Completion || c.chats) {
+				t.Errorf("folder %d: %s is tokenized here: %v", i, body, got)
+			}
+		}
+		if log.has("template of a processor") == c.chats {
+			t.Errorf("folder %d: the log: %s", i, log.b.String())
 		}
 	}
 }

@@ -155,7 +155,7 @@ func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Ca
 	case err != nil:
 		return fail(resp.Status, err)
 	case resp.Status == 200:
-	case resp.Status == 404 || resp.Status == 405 || resp.Status == 501 || resp.Status == 401 || resp.Status == 403:
+	case lacksEndpoint(resp.Status):
 		return fail(resp.Status, errUnsupported)
 	case resp.Status >= 400 && resp.Status < 500 && resp.Status != 408 && resp.Status != 429:
 		return fail(resp.Status, errRefused)
@@ -167,6 +167,11 @@ func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Ca
 		return fail(resp.Status, errGarbage)
 	}
 	return ids, nil
+}
+
+// lacksEndpoint reports whether a status says that the engine does not have the endpoint, or not for the router.
+func lacksEndpoint(status int) bool {
+	return status == 404 || status == 405 || status == 501 || status == 401 || status == 403
 }
 
 // answerCapacity returns the initial buffer size for a response: its Content-Length, up to limit.

@@ -164,8 +164,8 @@ func (w *nativeWork) put() {
 
 // PromptInProcess sets dst to the prompt's ids, and the hashes of their blocks with q.Scope as the
 // salt, if they can be found in this process. Otherwise it returns false and leaves dst to Prompt. It
-// calls the library once, for at most the library's own timeout, and not at all for a completion
-// that is cached. A request that the engines refuse has no ids: its prompt is what Prompt finds
+// calls the library to render and to encode, for at most the library's own timeout, and not at all for a
+// completion that is cached. A request that the engines refuse has no ids: its prompt is what Prompt finds
 // without an engine.
 func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	n := t.native(q)
@@ -287,6 +287,17 @@ func (n *InProcess) inUse(q *NativeQuery) (inUse, verified bool) {
 	return true, n.verified
 }
 
+// Follow takes over from a model that n replaces, with another template, that its ids differed from those
+// of an engine: that engine is still there.
+func (n *InProcess) Follow(old *InProcess) {
+	old.mu.Lock()
+	m := old.mismatch
+	old.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mismatch = m
+}
+
 // Retry makes the model be used again if it is not because of a difference.
 func (n *InProcess) Retry() {
 	n.mu.Lock()
@@ -348,10 +359,10 @@ const checkTimeout = 10 * time.Second
 
 // check compares ids with the engine's in the background. cut says that they are not all of the text's.
 func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) {
-	body, kind, ep, incarnation := slices.Clone(q.Doc.Body), q.Kind, q.Endpoint, q.Incarnation
-	ids = slices.Clone(ids)
+	c := comparison{kind: q.Kind, body: slices.Clone(q.Doc.Body), ep: q.Endpoint, scope: q.Scope, cut: cut, ids: slices.Clone(ids)}
+	incarnation := q.Incarnation
 	go func() {
-		want, err := t.engineIDs(kind, body, ep, cut)
+		at, want, err := t.compare(n, &c)
 		n.mu.Lock()
 		left := n.left
 		n.checking = ""
@@ -360,8 +371,9 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			t.checksFailed.Add(1) // it says nothing about the engines that are there
 			return
 		}
-		if err == nil || isUnsupported(err) { // after other errors the next prompt is compared
-			n.checked[checkKey{ep.URL(), kind}] = incarnation
+		key := checkKey{c.ep.URL(), c.kind}
+		if err == nil || isUnsupported(err) || errors.Is(err, errUnsteady) { // after other errors the next prompt is compared
+			n.checked[key] = incarnation
 		}
 		if err != nil {
 			n.mu.Unlock()
@@ -369,9 +381,8 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			return
 		}
 		t.checks.Add(1)
-		at := firstDifference(ids, want)
 		if at < 0 {
-			n.equal[checkKey{ep.URL(), kind}] = incarnation
+			n.equal[key] = incarnation
 		} else {
 			clear(n.equal)
 		}
@@ -379,7 +390,7 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			n.mu.Unlock()
 			return
 		}
-		m := &Mismatch{Model: n.name, URL: ep.URL(), API: nativeAPIs[kind].path, Position: at, Native: len(ids), Engine: len(want), incarnation: incarnation}
+		m := &Mismatch{Model: n.name, URL: c.ep.URL(), API: nativeAPIs[c.kind].path, Position: at, Native: len(c.ids), Engine: want, incarnation: incarnation}
 		n.mismatch = m
 		n.mu.Unlock()
 		t.mismatches.Add(1)
@@ -387,6 +398,70 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			(*report)(*m)
 		}
 	}()
+}
+
+// comparison is a prompt that is compared with an engine's.
+type comparison struct {
+	kind  Kind
+	body  []byte
+	ep    *upstream.Endpoint
+	scope uint64
+	cut   bool
+	ids   []uint32
+}
+
+// errUnsteady says that a prompt has other ids each time.
+var errUnsteady = errors.New("tokenize: the prompt changes each time that it is rendered")
+
+// maxRenders bounds how often a prompt that changes with time is compared.
+const maxRenders = 3
+
+// compare returns the first position at which c's ids differ from the engine's, -1 if they are equal, and the
+// number of the engine's. A template may print the time (strftime_now), and the engine renders later than the
+// router did: a difference counts only if the router's text has not changed meanwhile.
+func (t *Tokenizer) compare(n *InProcess, c *comparison) (at, engine int, err error) {
+	before, err := c.ids, error(nil)
+	if c.cut {
+		before, err = n.again(c)
+	}
+	for range maxRenders {
+		want, failed := t.engineIDs(c.kind, c.body, c.ep, c.cut)
+		if failed != nil {
+			return 0, 0, failed
+		}
+		if at = firstDifference(c.ids, want); at < 0 || c.kind == Completion || err != nil {
+			return at, len(want), nil
+		}
+		now, failed := n.again(c)
+		if failed != nil || firstDifference(before, now) < 0 {
+			return at, len(want), nil
+		}
+		if c.cut {
+			break // what of the new text is kept is not known here
+		}
+		if c.ids, before = now, now; firstDifference(now, want) < 0 {
+			return -1, len(want), nil
+		}
+	}
+	return 0, 0, errUnsteady
+}
+
+// again renders and encodes a chat once more, without cutting it.
+func (n *InProcess) again(c *comparison) ([]uint32, error) {
+	if c.kind == Completion {
+		return c.ids, nil
+	}
+	w := nativeWorks.Get()
+	if w.input.Read(nativeAPIs[c.kind].api, c.body, &n.settings) != "" {
+		w.put()
+		return nil, errRefused
+	}
+	var out incremental.Output
+	if _, err := n.encoder.EncodeChat(&out, c.scope, w.input.Chat, w.input.AddSpecial); err != nil {
+		return nil, err // w belongs to the call, which may still run
+	}
+	w.put()
+	return out.IDs, nil
 }
 
 // firstDifference returns the first position at which a and b differ, -1 if they are equal.
@@ -443,7 +518,7 @@ func postForIDs(ep *upstream.Endpoint, path string, body [][]byte, size int, mem
 	defer resp.Release()
 	answer, err := resp.ReadAll(nil, 32*size+256<<10)
 	if err == nil && resp.Status != 200 {
-		if err = errRefused; resp.Status == 404 || resp.Status == 405 || resp.Status == 501 {
+		if err = errRefused; lacksEndpoint(resp.Status) {
 			err = errUnsupported
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"sluice/bench/testwait"
@@ -24,7 +25,8 @@ import (
 type byteModel struct {
 	skew   bool // the generation prompt differs from the engine's
 	fail   bool
-	refuse bool // the template raises an exception
+	refuse bool          // the template raises an exception
+	clock  func() string // what the template prints of the time; nil: nothing
 }
 
 const (
@@ -79,6 +81,9 @@ func (m *byteModel) render(input []byte) (dst []byte, err error) {
 	for _, msg := range in.Messages {
 		dst = fmt.Appendf(dst, "<|im_start|>%s\n%s<|im_end|>\n", msg.Role, msg.Content)
 	}
+	if m.clock != nil {
+		dst = append(dst, m.clock()...)
+	}
 	dst = append(dst, "<|im_start|>assistant\n"...)
 	if m.skew {
 		dst = append(dst, "<think>"...)
@@ -93,7 +98,8 @@ type renderEngine struct {
 
 	mu       sync.Mutex
 	paths    []string
-	noRender bool // it has only /tokenize
+	noRender int           // the status of its render endpoints, 0: they answer
+	clock    func() string // of its template
 	down     bool
 	skew     bool
 }
@@ -115,7 +121,7 @@ func (e *renderEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	e.mu.Lock()
 	e.paths = append(e.paths, r.URL.Path)
-	noRender, down, m := e.noRender, e.down, byteModel{skew: e.skew}
+	noRender, down, m := e.noRender, e.down, byteModel{skew: e.skew, clock: e.clock}
 	e.mu.Unlock()
 	api, render := strings.CutSuffix(r.URL.Path, "/render")
 	kind := map[string]chatinput.API{"/v1/chat/completions": chatinput.Chat, "/v1/completions": chatinput.Completions, "/v1/responses": chatinput.Responses, "/v1/messages": chatinput.Messages}[api]
@@ -123,8 +129,8 @@ func (e *renderEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case down:
 		http.Error(w, "down", 500)
 		return
-	case render && noRender:
-		http.Error(w, "not found", 404)
+	case render && noRender != 0:
+		http.Error(w, "no", noRender)
 		return
 	case !render && strings.Contains(string(body), `"prompt"`):
 		kind = chatinput.Completions
@@ -402,20 +408,28 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// TestWithoutRender: an engine without render endpoints is asked for /tokenize, by what Prompt
-// would send.
+// TestWithoutRender: an engine without render endpoints, or with some that the router may not use, is asked for
+// /tokenize, by what Prompt would send.
 func TestWithoutRender(t *testing.T) {
+	for _, status := range []int{401, 403, 404, 405, 501} {
+		e := newRenderEngine(t)
+		e.noRender = status
+		tk, _, reports := withModel(t, new(byteModel))
+		for i := range 3 {
+			_, _ = ask(t, tk, Chat, hello(i), e, 1)
+			awaitChecks(t, tk, 1)
+		}
+		if asked := e.asked(); !slices.Equal(asked, []string{"/v1/chat/completions/render", "/tokenize"}) {
+			t.Errorf("status %d: asked %q", status, asked)
+		}
+		if s := tk.Stats(); s.Checks != 1 || len(reports) != 0 {
+			t.Errorf("status %d: stats %+v, %d mismatches", status, s, len(reports))
+		}
+	}
 	e := newRenderEngine(t)
-	e.noRender = true
-	tk, _, reports := withModel(t, new(byteModel))
+	tk, _, _ := withModel(t, new(byteModel))
 	_, _ = ask(t, tk, Chat, hello(1), e, 1)
 	awaitChecks(t, tk, 1)
-	if asked := e.asked(); !slices.Equal(asked, []string{"/v1/chat/completions/render", "/tokenize"}) {
-		t.Errorf("asked %q", asked)
-	}
-	if s := tk.Stats(); s.Checks != 1 || len(reports) != 0 {
-		t.Errorf("stats %+v, %d mismatches", s, len(reports))
-	}
 	e.mu.Lock()
 	e.down = true
 	e.mu.Unlock()
@@ -423,6 +437,71 @@ func TestWithoutRender(t *testing.T) {
 	awaitChecks(t, tk, 2)
 	if p, ok := ask(t, tk, Chat, hello(2), e, 1); !ok || !p.Verified || tk.Stats().ChecksFailed != 1 {
 		t.Errorf("an engine that fails says nothing: used %v, stats %+v", ok, tk.Stats())
+	}
+}
+
+// TestTimeInTemplate: what a template prints of the time differs between router and engine when it changes in
+// between, and that does not count as a mismatch. An engine with another time is one. A prompt that is another one each
+// time cannot be compared, and is not compared again for each request.
+func TestTimeInTemplate(t *testing.T) {
+	var day atomic.Int64
+	clock := func() string { return fmt.Sprint("day ", day.Load()) }
+	chat := func(i int) string { return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"%d"}]}`, i) }
+	t.Run("midnight", func(t *testing.T) {
+		e := newRenderEngine(t)
+		e.clock = func() string { day.Add(1); return clock() }
+		tk, _, reports := withModel(t, &byteModel{clock: clock})
+		for i, body := range []string{chat(1), `{"model":"m","truncate_prompt_tokens":15,"messages":[{"role":"user","content":"x"}]}`} {
+			if _, ok := ask(t, tk, Chat, body, e, uint32(i)); !ok {
+				t.Fatal("not tokenized")
+			}
+			awaitChecks(t, tk, uint64(i+1))
+		}
+		if s := tk.Stats(); s.Checks != 1 || s.ChecksFailed != 1 || len(reports) != 0 {
+			t.Errorf("stats %+v, %d mismatches; want one equal, and the cut one without result", s, len(reports))
+		}
+	})
+	t.Run("another time zone", func(t *testing.T) {
+		e := newRenderEngine(t)
+		e.clock = func() string { return "yesterday" }
+		tk, _, reports := withModel(t, &byteModel{clock: clock})
+		_, _ = ask(t, tk, Chat, chat(1), e, 1)
+		awaitChecks(t, tk, 1)
+		<-reports
+	})
+	t.Run("always another", func(t *testing.T) {
+		e := newRenderEngine(t)
+		e.clock = func() string { day.Add(1); return clock() }
+		tk, _, reports := withModel(t, &byteModel{clock: e.clock})
+		for i := range 5 {
+			_, _ = ask(t, tk, Chat, chat(i), e, 1)
+			awaitChecks(t, tk, 1)
+		}
+		if s := tk.Stats(); s.Checks != 0 || s.ChecksFailed != 1 || len(reports) != 0 || len(e.asked()) != maxRenders {
+			t.Errorf("stats %+v, %d mismatches, asked %d times", s, len(reports), len(e.asked()))
+		}
+	})
+}
+
+// TestFollow: a model with another template is not used either until the engine that differed has left.
+func TestFollow(t *testing.T) {
+	e, other := newRenderEngine(t), newRenderEngine(t)
+	e.skew = true
+	tk, old, reports := withModel(t, new(byteModel))
+	_, _ = ask(t, tk, Chat, hello(1), e, 1)
+	<-reports
+	n, err := tk.NewInProcess("m", new(byteModel), nil, chatinput.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Follow(old)
+	tk.SetNatives(map[string]*InProcess{"m": n})
+	if _, ok := ask(t, tk, Chat, hello(2), other, 1); ok {
+		t.Error("a new template makes the model be used although the engine that differed is there")
+	}
+	tk.EngineLeft(e.ep.URL())
+	if _, ok := ask(t, tk, Chat, hello(2), other, 1); !ok {
+		t.Error("not used after the engine has left")
 	}
 }
 
@@ -554,7 +633,7 @@ func TestTruncation(t *testing.T) {
 // prompts whose ids it would give wrongly.
 func TestPromptsBeyondTokenize(t *testing.T) {
 	e := newRenderEngine(t)
-	e.noRender = true
+	e.noRender = 404
 	tk, _, reports := withModel(t, new(byteModel))
 	for i, c := range []struct {
 		kind Kind
