@@ -97,9 +97,13 @@ fuzz: build ## run every fuzz target for FUZZTIME (default 5s each), and the lon
 	@scripts/fuzz.sh $(FUZZTIME)
 	SLUICE_LONG=1 go test -count=1 -run 'TestChurn$$' ./router/kvevents
 
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks
 	@scripts/reliability.py --soak
+	SLUICE_SOAK=1 SLUICE_TOKENIZERS='$(subst $(SPACE),:,$(wildcard $(or $(SLUICE_CACHE),$(HOME)/.cache/sluice)/tokenizer/vocab/*))' go test -count=1 -timeout 4h -run EqualsFullEncode ./router/tokenize/incremental
 	SLUICE_SOAK=1 go test -timeout 4h -count=1 $(filter sluice/router/% sluice/dataplane/% sluice/bench/%,$(UNIT))
 	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'AbortSoak' ./router/e2e/abort
 	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'TestSoakWithFullQueue$$|TestPreemptionsLeaveNoState$$' ./router/e2e/admission ./router/e2e/migration

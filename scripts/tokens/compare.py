@@ -210,8 +210,9 @@ def run(engine, router, requests, cached):
     print(f"Prompts by source: native {last['native']}, engine {last['engine']}, cache {last['cache']}, text {last['text']}, request {last['request']}, none {last['none']}; not modelled {last['unmodelled']}, failed {last['errors']}.")
     print(f"Cached tokens: predicted {last['predicted']}, reported {last['reported']}, sum of the differences {last['difference']}; equal for {cached.equal} of {cached.requests} requests.\n\n{cached.table()}")
     faults = []
-    if last["mismatches"] or not all(compared.values()):
-        faults.append("ids differ, or an API has none")
+    least = max(1, requests // 20)  # a fifth of an API's share
+    if last["mismatches"] or min(compared.values()) < least:
+        faults.append(f"ids differ, or of an API fewer than {least} prompts were compared")
     if tokenize_calls:
         faults.append("the engine was asked for ids")
     if last["difference"] > 0.01 * max(last["predicted"], last["reported"]):
