@@ -90,7 +90,7 @@ func (e *encoder) appendSpans(spans []*tracepb.Span, r *requestlog.Entry) []*tra
 	t.addLegs(r)
 	if k := &r.Transfer; k.State != "" {
 		span := t.add("kv_transfer", k.Span, text("sluice.transfer.state", k.State), number("sluice.transfer.bytes", k.Bytes))
-		if k.State != "done" {
+		if k.State != "done" && k.State != "unknown" { // of an unknown one no report has come
 			span.Status = &tracepb.Status{Code: tracepb.Status_STATUS_CODE_ERROR, Message: k.State}
 		}
 	}

@@ -157,6 +157,34 @@ func attributes(s *tracepb.Span) map[string]string {
 	return m
 }
 
+// TestStatusOfTransfer: a transfer that was reported to have gone wrong is an error, one without a report is not.
+func TestStatusOfTransfer(t *testing.T) {
+	r, url := startHTTP(t)
+	e, l := start(t, Options{Endpoint: url, Protocol: "http"})
+	want := map[string]tracepb.Status_StatusCode{
+		"done": tracepb.Status_STATUS_CODE_UNSET, "unknown": tracepb.Status_STATUS_CODE_UNSET,
+		"failed": tracepb.Status_STATUS_CODE_ERROR, "expired": tracepb.Status_STATUS_CODE_ERROR, "stalled": tracepb.Status_STATUS_CODE_ERROR,
+	}
+	for state := range want {
+		entry := l.Begin(requestlog.Request{ID: state, Endpoint: "/v1/completions", Received: time.Now(), Traceparent: []byte(parent)})
+		entry.Finish(requestlog.Outcome{Status: 200, Total: time.Second, Transfer: requestlog.Transfer{State: state, Span: requestlog.Span{Took: time.Millisecond}}}, 0)
+	}
+	e.Close()
+	for _, s := range r.spans() {
+		if s.Name != "kv_transfer" {
+			continue
+		}
+		state := attributes(s)["sluice.transfer.state"]
+		if code := s.GetStatus().GetCode(); code != want[state] {
+			t.Errorf("a transfer that is %q has the status %v, want %v", state, code, want[state])
+		}
+		delete(want, state)
+	}
+	if len(want) > 0 {
+		t.Errorf("no spans of %v", want)
+	}
+}
+
 // TestSpans: both protocols deliver the tree of doc.go, with the client's span above it, and the legs'
 // spans are those that engines were sent.
 func TestSpans(t *testing.T) {
