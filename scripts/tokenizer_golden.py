@@ -441,7 +441,8 @@ def convert(path):
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": get("chat_template")}
     for name in ["bos", "eos"]:
         i = get(f"ggml.{name}_token_id")
-        if i is not None and i < len(tokens):
+        # One that the vocabulary has as ordinary text is not named: transformers would add it as a special token.
+        if i is not None and i < len(tokens) and any(t["id"] == i for t in added):
             config[f"{name}_token"] = tokens[i]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
             "pre_tokenizer": sequence("pretokenizers", pretokenizers), "post_processor": None, "decoder": None, "model": bpe}, config
@@ -482,7 +483,8 @@ def ids(args):
         if args.only and args.only not in name:
             continue
         folder = os.path.join(CACHE, "vocab", name)
-        if not os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        config_file = os.path.join(folder, "tokenizer_config.json")
+        if not os.path.exists(config_file) or os.path.getmtime(config_file) < os.path.getmtime(__file__):  # of an earlier conversion
             spec, config = convert(path)
             if spec is None:
                 print(f"{name}: {config}")
