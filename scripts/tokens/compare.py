@@ -19,17 +19,30 @@ from processes import say  # noqa: E402
 from router import Router  # noqa: E402
 
 TOKENIZE = '"POST /tokenize '  # in the engine's log
+BEGIN = "<|endoftext|>"
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
-def make_folder(cache, folder):
-    """A copy of the tiny model with the engine's template, which prints all that the router converts."""
+def make_folder(cache, folder, template=None):
+    """A copy of the tiny model with a token that is added before every text, unless the request or its API says
+    otherwise, and with another template, if one is given."""
     os.makedirs(folder)
     for name in os.listdir(os.path.join(cache, "model")):
         if not name.startswith("."):
             os.symlink(os.path.join(cache, "model", name), os.path.join(folder, name))
-    os.remove(os.path.join(folder, "chat_template.jinja"))
-    shutil.copy(os.path.join(here, "chat_template.jinja"), folder)
+    if template:
+        os.remove(os.path.join(folder, "chat_template.jinja"))
+        shutil.copy(template, os.path.join(folder, "chat_template.jinja"))
+    path = os.path.join(folder, "tokenizer.json")
+    with open(path, encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    os.remove(path)
+    begin = next(t for t in tokenizer["added_tokens"] if t["content"] == BEGIN)
+    text, special = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": BEGIN, "type_id": 0}}
+    tokenizer["post_processor"] = {"type": "TemplateProcessing", "single": [special, text], "pair": [special, text, {"Sequence": {"id": "B", "type_id": 0}}],
+                                   "special_tokens": {BEGIN: {"id": BEGIN, "ids": [begin["id"]], "tokens": [BEGIN]}}}
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f, ensure_ascii=False)
 
 
 def body_of(generator, api):
@@ -119,16 +132,16 @@ def main():
     p.add_argument("--requests", type=int, default=1000)
     args = p.parse_args()
 
-    folder = os.path.join(args.run_dir, "model")
-    make_folder(args.cache, folder)
-    more = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details")
+    folder, own = os.path.join(args.run_dir, "model"), os.path.join(args.run_dir, "model-of-another-template")
+    make_folder(args.cache, folder, os.path.join(here, "chat_template.jinja"))  # prints all that the router converts
+    make_folder(args.cache, own)
+    more = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details", "--tokenizer", folder)
     template = ("--chat-template", os.path.join(folder, "chat_template.jinja"), "--enable-tokenizer-info-endpoint")
     engine = Engine(args.cache, args.run_dir, "engine", more=more + template)
     try:
         wait_ready([engine])
         with started(args, "router", folder, engine) as router, open(os.path.join(args.run_dir, "differences.jsonl"), "w", encoding="utf-8") as f:
             status = run(engine, router, args.requests, CachedTokens(f))
-        own = os.path.join(args.cache, "model")
         with started(args, "router-of-another-template", own, engine) as router:
             return reported_template(engine, router) or status
     finally:
@@ -148,6 +161,16 @@ def started(args, name, folder, engine):
         yield router
     finally:
         router.stop()
+
+
+def until(condition, seconds=10):
+    """Waits until condition() is true, and returns false if it is not after that time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def log_of(part):
@@ -201,6 +224,8 @@ def run(engine, router, requests, cached):
         if (i + 1) % 100 == 0:
             say(f"{i + 1} requests in {time.monotonic() - begun:.0f} s: {after}")
     tokenize_calls = log_of(engine).count(TOKENIZE)
+    http_calls.post(engine.url, "/tokenize", {"model": MODEL, "prompt": "counted"})
+    seen = until(lambda: log_of(engine).count(TOKENIZE) == tokenize_calls + 1)
     last = counters.read()
     print("\n| API | answered 200 | other answers | ids compared |\n| --- | --- | --- | --- |")
     for api in PATHS:
@@ -213,6 +238,8 @@ def run(engine, router, requests, cached):
     least = max(1, requests // 20)  # a fifth of an API's share
     if last["mismatches"] or min(compared.values()) < least:
         faults.append(f"ids differ, or of an API fewer than {least} prompts were compared")
+    if not seen:
+        faults.append("a call of /tokenize is not in the engine's log, so none could have been counted")
     if tokenize_calls:
         faults.append("the engine was asked for ids")
     if last["difference"] > 0.01 * max(last["predicted"], last["reported"]):

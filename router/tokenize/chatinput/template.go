@@ -19,7 +19,10 @@ func KnowsDeveloper(template string) bool {
 // that build such loops in other ways.
 func ContentParts(template string) bool {
 	t := parseTags(template)
-	lists := t.aliases("messages")
+	lists, plain := t.aliases("messages")
+	if !plain {
+		return false // vLLM gives up
+	}
 	var messages []string
 	for _, f := range t.loops {
 		if slices.ContainsFunc(lists, func(v string) bool { return accesses(f.over, v, "") }) {
@@ -64,6 +67,7 @@ type macro struct {
 
 var (
 	tagPattern    = regexp.MustCompile(`(?s)\{#.*?#\}|\{%[-+]?(.*?)[-+]?%\}|\{\{[-+]?(.*?)[-+]?\}\}`)
+	rawPattern    = regexp.MustCompile(`(?s)\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}`)
 	loopPattern   = regexp.MustCompile(`(?s)^for\s+(.+?)\s+in\s+(.+)$`)
 	ifPattern     = regexp.MustCompile(`(?s)\s+if\s+.*$|\s+recursive\s*$`)
 	assignPattern = regexp.MustCompile(`(?s)^set\s+([^=]+?)\s*=\s*(.+)$`)
@@ -74,7 +78,7 @@ var (
 func parseTags(template string) *tags {
 	t := new(tags)
 	var in *macro
-	for _, m := range tagPattern.FindAllStringSubmatch(template, -1) {
+	for _, m := range tagPattern.FindAllStringSubmatch(rawPattern.ReplaceAllString(template, ""), -1) {
 		code := strings.TrimSpace(m[1] + m[2])
 		if code == "" {
 			continue
@@ -101,17 +105,22 @@ func parseTags(template string) *tags {
 	return t
 }
 
-// aliases returns the variables that are set to name or a part of it.
-func (t *tags) aliases(name string) []string {
-	out := []string{name}
+// aliases returns the variables that are set to name or a part of it. plain is false if something else than a plain
+// variable is, such as a member of a namespace.
+func (t *tags) aliases(name string) (out []string, plain bool) {
+	out = []string{name}
 	for i := 0; i < len(out); i++ {
 		for _, a := range t.assigns {
-			if accesses(a[1], out[i], "") && namePattern.MatchString(a[0]) && !slices.Contains(out, a[0]) {
+			switch {
+			case !accesses(a[1], out[i], ""):
+			case !namePattern.MatchString(a[0]):
+				return nil, false
+			case !slices.Contains(out, a[0]):
 				out = append(out, a[0])
 			}
 		}
 	}
-	return out
+	return out, true
 }
 
 // contentParams returns the parameters of a macro that some call gives a message's content.

@@ -18,6 +18,9 @@ func TestContentParts(t *testing.T) {
 		`{% for message in messages if message.role == 'user' %}{% for c in message.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endfor %}`:                    true,
 		`{% for message in msgs %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                      false,
 		`{% for message in messages %}{% for c in message.content.split('x') %}{{ c }}{% endfor %}{% endfor %}`:                                                            false,
+		`{% set ns = namespace() %}{% set ns.rest = messages[1:] %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:        false,
+		`{% set ns = namespace() %}{% set ns.n = 1 %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                      true,
+		`{% raw %}{% for message in messages %}{% for c in message.content %}{% endraw %}{{ messages }}`:                                                                   false,
 	} {
 		if got := ContentParts(template); got != want {
 			t.Errorf("%s: parts %v, want %v", template, got, want)
