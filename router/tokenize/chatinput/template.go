@@ -72,6 +72,8 @@ var (
 	ifPattern     = regexp.MustCompile(`(?s)\s+if\s+.*$|\s+recursive\s*$`)
 	assignPattern = regexp.MustCompile(`(?s)^set\s+([^=]+?)\s*=\s*(.+)$`)
 	macroPattern  = regexp.MustCompile(`(?s)^macro\s+(\w+)\s*\((.*)\)$`)
+	filterPattern = regexp.MustCompile(`(?s)^\w+\s*(\(.*\))?$`)
+	testPattern   = regexp.MustCompile(`(?s)^\w+\s*(\(.*\)|\s\w+)?$`)
 	namePattern   = regexp.MustCompile(`^\w+$`)
 )
 
@@ -147,10 +149,20 @@ func (t *tags) contentParams(m *macro, isContent func(string) bool) (params []st
 
 // accesses reports whether expr is name, or its member key, behind any filters, tests and slices.
 func accesses(expr, name, key string) bool {
-	expr = strings.TrimSpace(splitTop(expr, '|')[0])
-	if i := strings.Index(expr, " is "); i >= 0 {
-		expr = strings.TrimSpace(expr[:i])
+	parts := splitTop(expr, '|')
+	last := &parts[len(parts)-1]
+	if i := strings.Index(*last, " is "); i >= 0 {
+		if !testPattern.MatchString(strings.TrimSpace((*last)[i+len(" is "):])) {
+			return false
+		}
+		*last = (*last)[:i]
 	}
+	for _, filter := range parts[1:] {
+		if !filterPattern.MatchString(strings.TrimSpace(filter)) {
+			return false // such as messages|length - 1, which is a difference
+		}
+	}
+	expr = strings.TrimSpace(parts[0])
 	for strings.HasSuffix(expr, "]") {
 		i := strings.LastIndexByte(expr, '[')
 		if i < 0 || !strings.Contains(expr[i:], ":") {

@@ -6,21 +6,23 @@ import "testing"
 // (vllm.renderers.hf._detect_content_format).
 func TestContentParts(t *testing.T) {
 	for template, want := range map[string]bool{
-		`{% for message in messages %}{{ message.content }}{% endfor %}`:                                                                                                   false,
-		`{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                  true,
-		`{%- for m in messages[1:] -%}{%- for c in m['content'] | list -%}{{ c['text'] }}{% endfor %}{% endfor %}`:                                                         true,
-		`{% set loop_messages = messages %}{% for m in loop_messages %}{% set content = m.content %}{% for c in content %}{{ c }}{% endfor %}{% endfor %}`:                 true,
-		`{% for message in messages %}{% for c in message.tool_calls %}{{ c }}{% endfor %}{% endfor %}`:                                                                    false,
-		`{% macro show(x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.content) }}{% endfor %}`:                    true,
-		`{% macro show(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.name) }}{% endfor %}`:           false,
-		`{% macro show(a, x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{% set t = show(1, x=message['content']) %}{% endfor %}`: true,
-		`{# {% for message in messages %}{% for c in message.content %} #}{{ messages }}`:                                                                                  false,
-		`{% for message in messages if message.role == 'user' %}{% for c in message.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endfor %}`:                    true,
-		`{% for message in msgs %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                      false,
-		`{% for message in messages %}{% for c in message.content.split('x') %}{{ c }}{% endfor %}{% endfor %}`:                                                            false,
-		`{% set ns = namespace() %}{% set ns.rest = messages[1:] %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:        false,
-		`{% set ns = namespace() %}{% set ns.n = 1 %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                      true,
-		`{% raw %}{% for message in messages %}{% for c in message.content %}{% endraw %}{{ messages }}`:                                                                   false,
+		`{% for message in messages %}{{ message.content }}{% endfor %}`:                                                                                                               false,
+		`{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                              true,
+		`{%- for m in messages[1:] -%}{%- for c in m['content'] | list -%}{{ c['text'] }}{% endfor %}{% endfor %}`:                                                                     true,
+		`{% set loop_messages = messages %}{% for m in loop_messages %}{% set content = m.content %}{% for c in content %}{{ c }}{% endfor %}{% endfor %}`:                             true,
+		`{% for message in messages %}{% for c in message.tool_calls %}{{ c }}{% endfor %}{% endfor %}`:                                                                                false,
+		`{% macro show(x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.content) }}{% endfor %}`:                                true,
+		`{% macro show(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{{ show(message.name) }}{% endfor %}`:                       false,
+		`{% macro show(a, x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for message in messages %}{% set t = show(1, x=message['content']) %}{% endfor %}`:             true,
+		`{# {% for message in messages %}{% for c in message.content %} #}{{ messages }}`:                                                                                              false,
+		`{% for message in messages if message.role == 'user' %}{% for c in message.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endfor %}`:                                true,
+		`{% for message in msgs %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                                  false,
+		`{% for message in messages %}{% for c in message.content.split('x') %}{{ c }}{% endfor %}{% endfor %}`:                                                                        false,
+		`{% set ns = namespace() %}{% set ns.rest = messages[1:] %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                    false,
+		`{% set ns = namespace() %}{% set ns.n = 1 %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`:                                  true,
+		`{% raw %}{% for message in messages %}{% for c in message.content %}{% endraw %}{{ messages }}`:                                                                               false,
+		`{% set ns = namespace() %}{% set n = messages|length - 1 %}{% set ns.n = n %}{% for message in messages %}{% for c in message.content %}{{ c.text }}{% endfor %}{% endfor %}`: true,
+		`{% for message in messages %}{% for c in message.content|length - 1 %}{{ c.text }}{% endfor %}{% endfor %}`:                                                                   false,
 	} {
 		if got := ContentParts(template); got != want {
 			t.Errorf("%s: parts %v, want %v", template, got, want)
