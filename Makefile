@@ -65,7 +65,7 @@ check-tests:
 	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc|CommandsDoc|CLIDoc.*)$$' ./cmd/sluice
 
 .PHONY: test
-test: ## set up everything; native, lint, unit and system tests, packages, and the demo (10 minutes)
+test: ## set up everything; native, lint, unit and system tests, packages, and the demo (7 minutes on two quiet cores, 15 the first time)
 	@scripts/test.sh
 
 .PHONY: test-tools
