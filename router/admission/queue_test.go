@@ -4,7 +4,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -470,3 +474,58 @@ func BenchmarkQueue(b *testing.B) {
 	}
 	b.ReportMetric(float64(unsafe.Sizeof(Item{})+unsafe.Sizeof(&Item{})), "B/waiting")
 }
+
+// TestManyWait: 50,000 requests wait in a Controller with at most 2 KiB each, goroutines aside, and leave it
+// when they are cancelled.
+func TestManyWait(t *testing.T) {
+	const requests = 50_000
+	c := NewController(Settings{Classes: []Class{{Name: "high"}, {Name: "low"}}, Limits: Limits{MaxRequests: requests, MaxBytes: 1 << 40, MaxTenants: 1024}}, new(counts))
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before, goroutines := heap(), runtime.NumGoroutine()
+	waiters := make([]*Waiter, requests)
+	var started, ended sync.WaitGroup
+	var gone atomic.Int64
+	for i := range waiters {
+		w := &Waiter{Class: []string{"high", "low"}[i%2], Starter: neverStarts{}}
+		w.Item = Item{Pool: "m", Tenant: fmt.Sprint(i % 1000), Cost: 100, Bytes: 1000, Due: int64(i)}
+		waiters[i] = w
+		started.Add(1)
+		ended.Go(func() {
+			if bound := c.Enqueue(w); bound != WithinBounds {
+				t.Errorf("request %d: %v", i, bound)
+			}
+			started.Done()
+			if c.Wait(w, time.Hour) == Gone {
+				gone.Add(1)
+			}
+		})
+	}
+	started.Wait()
+	each := (heap() - before) / requests
+	t.Logf("%d requests wait, with %d bytes each; %d goroutines beside theirs", requests, each, runtime.NumGoroutine()-goroutines-requests)
+	if each > 2048 {
+		t.Errorf("a waiting request takes %d bytes; want at most 2048", each)
+	}
+	if n := runtime.NumGoroutine() - goroutines - requests; n > 10 {
+		t.Errorf("%d goroutines beside those of the requests; want that of the dispatcher", n)
+	}
+	began := time.Now()
+	for _, w := range waiters {
+		c.Cancel(w, Gone)
+	}
+	ended.Wait()
+	t.Logf("all left within %v", time.Since(began))
+	if gone.Load() != requests || !c.IsEmpty() {
+		t.Errorf("%d of %d requests left, the queue is empty: %v", gone.Load(), requests, c.IsEmpty())
+	}
+}
+
+// neverStarts has no rank with capacity.
+type neverStarts struct{}
+
+func (neverStarts) TryStart(time.Duration, *time.Time) Verdict { return NoCapacity }

@@ -168,15 +168,22 @@ func TestKeysSelectClasses(t *testing.T) {
 		c.APIKeys = []config.APIKey{gold, plain}
 		c.AccessLog.Output = "file:" + log
 		c.Admission.Classes = []config.AdmissionClass{{Name: "interactive"}, {Name: "standard"}, {Name: "batch", Models: []string{"sim"}}}
+		c.Admission.Classes[0].Priorities = []string{"-10..-1"}
 	}, harness.SimWorker(e, worker.Aggregated, "a"))
 	for _, c := range []struct{ key, asks, class string }{
+		{goldKey, "body", "interactive"}, {plainKey, "body", "batch"},
 		{goldKey, "", "standard"}, {goldKey, "interactive", "interactive"}, {goldKey, "batch", "standard"}, {plainKey, "", "batch"}, {plainKey, "interactive", "batch"},
 	} {
 		headers := []string{"Authorization", "Bearer " + c.key, "X-Request-Id", c.key[len(c.key)-4:] + c.asks, "X-Sluice-Tenant", "other"}
-		if c.asks != "" {
+		body := harness.Chat("")
+		switch c.asks {
+		case "":
+		case "body":
+			body = harness.Chat(`,"priority":-3`)
+		default:
 			headers = append(headers, "X-Sluice-Priority", c.asks)
 		}
-		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), headers...); a.Status != 200 {
+		if a := harness.Post(t, r.URL+"/v1/chat/completions", body, headers...); a.Status != 200 {
 			t.Fatalf("%+v: status %d: %s", c, a.Status, a.Body)
 		}
 		var line map[string]any
@@ -191,6 +198,72 @@ func TestKeysSelectClasses(t *testing.T) {
 		})
 		if line["class"] != c.class || line["tenant"] != nil {
 			t.Errorf("%+v: class %v, tenant %v in the access log; want %s and none", c, line["class"], line["tenant"], c.class)
+		}
+	}
+}
+
+// TestDefaultTargets: the targets of a request are those that it states, else those of its model, else those of
+// its class.
+func TestDefaultTargets(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	for name, c := range map[string]struct {
+		model   config.Model
+		headers []string
+		want    string
+	}{
+		"class":   {config.Model{}, nil, "target of the first token 40s, of the time per token 4s"},
+		"model":   {config.Model{TTFT: 30 * time.Second, TPOT: 3 * time.Second}, nil, "target of the first token 30s, of the time per token 3s"},
+		"both":    {config.Model{TPOT: 3 * time.Second}, nil, "target of the first token 40s, of the time per token 3s"},
+		"request": {config.Model{TTFT: 30 * time.Second, TPOT: 3 * time.Second}, []string{"x-llm-d-slo-ttft-ms", "20000", "x-slo-tpot-ms", "2000"}, "target of the first token 20s, of the time per token 2s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := harness.StartRouter(t, func(cfg *config.Config) {
+				oneAtATime(cfg)
+				cfg.Admission.Trusted = []string{"any"}
+				cfg.Admission.Classes = []config.AdmissionClass{{Name: "default", TTFT: 40 * time.Second, TPOT: 4 * time.Second, Deadline: time.Minute}}
+				cfg.Models = map[string]config.Model{"sim": c.model}
+			}, harness.SimWorker(e, worker.Aggregated, "a"))
+			rank := r.AllRanks()[0]
+			rank.Requests.Add(1)
+			id := "targets-" + name
+			ended := make(chan *harness.Answer, 1)
+			go func() {
+				a, err := harness.TryPost(context.Background(), r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`), append(c.headers, "X-Request-Id", id)...)
+				if err != nil {
+					t.Error(err)
+				}
+				ended <- a
+			}()
+			testwait.UntilWithin(t, 20*time.Second, "it waits", func() bool { return waiting(r, "default") == 1 })
+			rank.Requests.Add(-1)
+			if a := <-ended; a == nil || a.Status != 200 {
+				t.Fatalf("answered %+v", a)
+			}
+			if notes := fmt.Sprint(r.Outcome(t, id).Notes); !strings.Contains(notes, c.want) {
+				t.Errorf("the explain record has the notes %s; want %q", notes, c.want)
+			}
+		})
+	}
+	for _, rec := range harness.GenerateRequests(e) {
+		for _, h := range rec.Headers {
+			if n := strings.ToLower(h.Name); strings.HasPrefix(n, "x-llm-d-") || strings.HasPrefix(n, "x-slo") {
+				t.Errorf("the engine received the header %s", h.Name)
+			}
+		}
+	}
+	for name, deadlines := range map[string][2]time.Duration{"class": {300 * time.Millisecond, 0}, "model": {time.Hour, 300 * time.Millisecond}} {
+		r := harness.StartRouter(t, func(cfg *config.Config) {
+			oneAtATime(cfg)
+			cfg.Admission.Classes = []config.AdmissionClass{{Name: "default", Deadline: deadlines[0]}}
+			cfg.Models = map[string]config.Model{"sim": {Deadline: deadlines[1]}}
+		}, harness.SimWorker(e, worker.Aggregated, "a"))
+		rank := r.AllRanks()[0]
+		rank.Requests.Add(1)
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		rank.Requests.Add(-1)
+		if a.Status != 504 && a.Header.Get("X-Sluice-Reason") != "target_unmet" {
+			t.Errorf("deadline of the %s: status %d, reason %s; want an end after 300ms", name, a.Status, a.Header.Get("X-Sluice-Reason"))
 		}
 	}
 }
