@@ -351,16 +351,31 @@ func TestWaitEnds(t *testing.T) {
 // TestSoakWithFullQueue: disconnects, lost workers and reloads while the queue is full. In the end all counters
 // are zero, and every request has ended.
 func TestSoakWithFullQueue(t *testing.T) {
+	for name, roles := range map[string][]string{"whole": {"aggregated", "aggregated"}, "two legs": {"prefill", "decode", "decode"}} {
+		t.Run(name, func(t *testing.T) { soakWithFullQueue(t, roles) })
+	}
+}
+
+// soakWithFullQueue loses one worker of the roles after the other.
+func soakWithFullQueue(t *testing.T, roles []string) {
 	rounds := 3
 	if os.Getenv("SLUICE_SOAK") != "" {
 		rounds = 40
 	}
-	slow := func(o *sim.Options) { slowPrefill(o); o.Speed = 4 }
-	engines := []*sim.Engine{harness.StartSim(t, slow), harness.StartSim(t, slow)}
+	var engines []*sim.Engine
+	workers := ""
+	for i, role := range roles {
+		e := harness.StartSim(t, func(o *sim.Options) {
+			slowPrefill(o)
+			o.Speed, o.Role = 4, role
+		})
+		engines = append(engines, e)
+		workers += fmt.Sprintf("  - {id: w%d, url: %s, role: %s}\n", i, e.URL(), role)
+	}
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	write := func(i int) {
-		harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: off}\nworkers:\n  - {id: a, url: %s}\n  - {id: b, url: %s}\nadmission:\n  max_requests: %d\n  max_wait: 5s\n  trusted: [any]\n  classes:\n    - {name: high}\n    - {name: low, min_share: 0.%d}\n",
-			engines[0].URL(), engines[1].URL(), 60+i%3*20, 1+i%3))
+		harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: off}\nworkers:\n%sadmission:\n  max_requests: %d\n  max_wait: 5s\n  trusted: [any]\n  classes:\n    - {name: high}\n    - {name: low, min_share: 0.%d}\n",
+			workers, 60+i%3*20, 1+i%3))
 	}
 	write(0)
 	r := harness.LaunchConfigured(t, path)
@@ -404,12 +419,12 @@ func TestSoakWithFullQueue(t *testing.T) {
 		if _, err := r.Reload(context.Background(), false); err != nil {
 			t.Fatal(err)
 		}
-		lost := engines[i%2]
+		lost, id := engines[i%len(engines)], fmt.Sprintf("w%d", i%len(engines))
 		lost.Crash()
-		testwait.UntilWithin(t, 30*time.Second, "the worker is lost", func() bool { return r.State([]string{"a", "b"}[i%2]) != worker.Ready })
-		testwait.Holds(t, 300*time.Millisecond, "the worker is lost", func() bool { return r.State([]string{"a", "b"}[i%2]) != worker.Ready })
+		testwait.UntilWithin(t, 30*time.Second, "the worker is lost", func() bool { return r.State(id) != worker.Ready })
+		testwait.Holds(t, 300*time.Millisecond, "the worker is lost", func() bool { return r.State(id) != worker.Ready })
 		lost.Restart()
-		testwait.UntilWithin(t, 30*time.Second, "the worker is back", func() bool { return r.State([]string{"a", "b"}[i%2]) == worker.Ready })
+		testwait.UntilWithin(t, 30*time.Second, "the worker is back", func() bool { return r.State(id) == worker.Ready })
 	}
 	close(stop)
 	wg.Wait()
