@@ -185,7 +185,7 @@ def reported_template(engine, router):
     end = time.monotonic() + 30
     while "chats are rendered with the template of the engines" not in log_of(router) and time.monotonic() < end:
         time.sleep(0.1)
-    counters, generator = Counters(router), Generator(11)
+    counters, generator, earlier = Counters(router), Generator(11), log_of(engine).count(TOKENIZE)
     compared = {api: 0 for api in PATHS}
     before = counters.read()
     for i in range(20):
@@ -194,7 +194,7 @@ def reported_template(engine, router):
         after = counters.await_check(before)
         compared[api] += after["checks"] - before["checks"]
         before = after
-    tokenize_calls, ready = log_of(engine).count(TOKENIZE), http_calls.get(router.url, "/readyz")
+    tokenize_calls, ready = log_of(engine).count(TOKENIZE) - earlier, http_calls.get(router.url, "/readyz")
     print(f"\nTemplate reported by the engine: ids compared {compared}, {before['mismatches']} differ; prompts of other sources: engine {before['engine']}, cache {before['cache']}; {tokenize_calls} calls of /tokenize; /readyz {ready.status} {ready.text().strip()}")
     faults = before["mismatches"] or before["engine"] or tokenize_calls or ready.status != 200 or "degraded" in ready.text()
     if faults or not all(compared.values()):
@@ -224,7 +224,7 @@ def run(engine, router, requests, cached):
         if (i + 1) % 100 == 0:
             say(f"{i + 1} requests in {time.monotonic() - begun:.0f} s: {after}")
     tokenize_calls = log_of(engine).count(TOKENIZE)
-    http_calls.post(engine.url, "/tokenize", {"model": MODEL, "prompt": "counted"})
+    control = json.loads(http_calls.post(engine.url, "/tokenize", {"model": MODEL, "prompt": "counted", "return_token_strs": True}).text())
     seen = until(lambda: log_of(engine).count(TOKENIZE) == tokenize_calls + 1)
     last = counters.read()
     print("\n| API | answered 200 | other answers | ids compared |\n| --- | --- | --- | --- |")
@@ -238,6 +238,8 @@ def run(engine, router, requests, cached):
     least = max(1, requests // 20)  # a fifth of an API's share
     if last["mismatches"] or min(compared.values()) < least:
         faults.append(f"ids differ, or of an API fewer than {least} prompts were compared")
+    if control["token_strs"][0] != BEGIN:
+        faults.append(f"the engine does not add {BEGIN} before texts: {control}")
     if not seen:
         faults.append("a call of /tokenize is not in the engine's log, so none could have been counted")
     if tokenize_calls:
