@@ -262,7 +262,8 @@ func (s *streamState) beginSuspension(leave func()) (pause *suspension, stays bo
 // awaitResumption makes the stream s leave its engine and lets q, the request for its rest, wait until a
 // rank can start it. What a client has begun to receive is not given up for want of capacity: after the
 // longest wait of its class, or if it must leave the queue, the stream waits before all other requests, and
-// after the same time once more it goes on as soon as a rank is below its load limits. It returns false if the stream does not go on; if it is still on its engine, it stays there.
+// after the same time once more it goes on as soon as a rank is below its load limits. It returns false if
+// the stream does not go on; if it is still on its engine, it stays there.
 func (q *request) awaitResumption(s *streamState, pause *suspension) bool {
 	p, c := pause.of, q.r.admission
 	q.class, q.tenant, q.weight = p.class, p.tenant, p.weight
@@ -331,6 +332,8 @@ func (q *request) awaitLimit(deadline time.Time) bool {
 	tick := time.NewTicker(limitPoll)
 	defer tick.Stop()
 	for !q.x.ClientGone() && time.Now().Before(deadline) {
+		// First, too: a rank below its limits can be one that this request would take beyond them.
+		<-tick.C
 		q.refreshCandidates()
 		candidates := q.candidates(q.firstLeg())
 		if len(candidates) == 0 {
@@ -341,7 +344,6 @@ func (q *request) awaitLimit(deadline time.Time) bool {
 				return true
 			}
 		}
-		<-tick.C
 	}
 	return false
 }
