@@ -613,6 +613,34 @@ type TenantView struct {
 	OnHold   int    `json:"on_hold"` // of the requests
 	Tokens   int64  `json:"tokens"`
 	Late     int    `json:"late"` // requests that can no longer meet their target
+	OldestMS int64  `json:"oldest_ms"`
+}
+
+// TenantWait is what waits of one tenant in all pools and classes.
+type TenantWait struct {
+	Requests int
+	Oldest   time.Duration // how long the first has waited
+}
+
+// TenantWaits returns what waits by tenant, under the names of ShownTenant, NoTenant and Overflow.
+func (c *Controller) TenantWaits() map[string]TenantWait {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, waits := c.now(), map[string]TenantWait{}
+	for _, l := range c.queue.pools {
+		for i := range l.classes {
+			k := &l.classes[i]
+			for t := range k.all {
+				if t.usage.requests == 0 {
+					continue
+				}
+				name := cmp.Or(k.shown(t), NoTenant)
+				w := waits[name]
+				waits[name] = TenantWait{Requests: w.Requests + t.usage.requests, Oldest: max(w.Oldest, t.oldestWait(now))}
+			}
+		}
+	}
+	return waits
 }
 
 // maxShownTenants bounds the tenants of one pool and class in a View. Those with the most tokens are in
@@ -635,7 +663,7 @@ func (c *Controller) View() View {
 			if m := c.rates[name]; m != nil {
 				pool.Rate = math.Round(m.perSecond(c.now(), rateWindow))
 			}
-			tenants := k.views(name, pool.Class)
+			tenants := k.views(name, pool.Class, c.now())
 			pool.Tenants = len(tenants)
 			v.Pools = append(v.Pools, pool)
 			v.Tenants = append(v.Tenants, tenants[:min(len(tenants), maxShownTenants)]...)
@@ -644,15 +672,19 @@ func (c *Controller) View() View {
 	return v
 }
 
+// shown returns the name of a tenant for metrics and the admin API.
+func (k *classQueue) shown(t *tenant) string {
+	if t == k.overflow {
+		return Overflow
+	}
+	return ShownTenant(t.name)
+}
+
 // views returns the tenants with waiting requests, those with the most tokens first.
-func (k *classQueue) views(pool, class string) (all []TenantView) {
+func (k *classQueue) views(pool, class string, now int64) (all []TenantView) {
 	for t := range k.all {
 		if t.usage.requests > 0 {
-			name := Overflow
-			if t != k.overflow {
-				name = ShownTenant(t.name)
-			}
-			all = append(all, TenantView{Pool: pool, Class: class, Tenant: name, Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.countLate()})
+			all = append(all, TenantView{Pool: pool, Class: class, Tenant: k.shown(t), Weight: t.weight, Requests: t.usage.requests, OnHold: t.usage.onHold, Tokens: t.usage.cost, Late: t.countLate(), OldestMS: t.oldestWait(now).Milliseconds()})
 		}
 	}
 	slices.SortFunc(all, func(a, b TenantView) int {

@@ -439,6 +439,17 @@ func (m *model) check(q *Queue) {
 			oldest[it.Class] = it
 		}
 	}
+	first := map[*tenant]*Item{}
+	for _, it := range m.items {
+		if first[it.tenant] == nil {
+			first[it.tenant] = it
+		}
+	}
+	for t, want := range first {
+		if t.ages.oldest != want {
+			m.t.Fatalf("tenant %s: the oldest is %s; want %s", t.name, show(t.ages.oldest), show(want))
+		}
+	}
 	for i, want := range perClass {
 		if q.Oldest(i) != oldest[i] {
 			m.t.Fatalf("class %d: the oldest is %s; want %s", i, show(q.Oldest(i)), show(oldest[i]))

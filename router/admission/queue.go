@@ -82,7 +82,7 @@ type Item struct {
 	pass     uint32 // the poolQueue.pass in which it was last tried and deferred
 	prev     *Item  // of the tenant's late requests, or of those on hold
 	next     *Item
-	older    *Item // of the class, in all pools
+	older    *Item // of the tenant
 	newer    *Item
 }
 
@@ -147,17 +147,16 @@ type Queue struct {
 	pools    map[string]*poolQueue
 	total    usage
 	perClass []usage
-	ages     []ageList // by class
 	seq      uint64
 	deferred []*Item
 }
 
 // NewQueue returns an empty Queue. classes are in order, the highest first, and there is at least one.
 func NewQueue(classes []Class, limits Limits) *Queue {
-	return &Queue{classes: slices.Clone(classes), limits: limits, pools: map[string]*poolQueue{}, perClass: make([]usage, len(classes)), ages: make([]ageList, len(classes))}
+	return &Queue{classes: slices.Clone(classes), limits: limits, pools: map[string]*poolQueue{}, perClass: make([]usage, len(classes))}
 }
 
-// ageList has the requests of a class in the order of arrival.
+// ageList has the requests of a tenant in the order of arrival.
 type ageList struct{ oldest, newest *Item }
 
 func (l *ageList) insert(it *Item) {
@@ -193,7 +192,16 @@ func (l *ageList) remove(it *Item) {
 }
 
 // Oldest returns the request of a class that arrived first, nil if none waits.
-func (q *Queue) Oldest(class int) *Item { return q.ages[class].oldest }
+func (q *Queue) Oldest(class int) (oldest *Item) {
+	for _, l := range q.pools {
+		for t := range l.classes[class].all {
+			if it := t.ages.oldest; it != nil && (oldest == nil || it.seq < oldest.seq) {
+				oldest = it
+			}
+		}
+	}
+	return oldest
+}
 
 // Len returns the number of waiting requests.
 func (q *Queue) Len() int { return q.total.requests }
@@ -308,7 +316,7 @@ func (q *Queue) insert(it *Item) {
 	l.insert(it, q.limits.MaxTenants)
 	q.total.add(it)
 	q.perClass[it.Class].add(it)
-	q.ages[it.Class].insert(it)
+	it.tenant.ages.insert(it)
 }
 
 // Remove takes a request out of the Queue without dispatching it. It does nothing if the request is
@@ -344,7 +352,7 @@ func (q *Queue) restore(it *Item) {
 // finishRemoval ends the removal of a withdrawn request: what has no request any more is forgotten.
 func (q *Queue) finishRemoval(it *Item) {
 	l, t := it.queue, it.tenant
-	q.ages[it.Class].remove(it)
+	t.ages.remove(it)
 	l.removeIfEmpty(it.lane)
 	l.classes[it.Class].removeIfEmpty(t)
 	it.queue, it.tenant, it.lane = nil, nil, nil

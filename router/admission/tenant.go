@@ -1,5 +1,7 @@
 package admission
 
+import "time"
+
 // tenant holds the requests of one tenant in one class of a pool.
 type tenant struct {
 	name   string
@@ -10,6 +12,7 @@ type tenant struct {
 	given float64
 	turn  uint64
 	usage usage
+	ages  ageList
 	rate  rateMeter
 	lanes []*lane // those with requests
 	ready int     // of lanes: those with a request that is neither deferred nor on hold
@@ -135,6 +138,14 @@ func (t *tenant) worst() *Item {
 		return late
 	}
 	return worst
+}
+
+// oldestWait returns how long the first of the tenant's requests has waited.
+func (t *tenant) oldestWait(now int64) time.Duration {
+	if t.ages.oldest == nil {
+		return 0
+	}
+	return time.Duration(now - t.ages.oldest.Arrived)
 }
 
 // countLate returns how many requests of the tenant are late.

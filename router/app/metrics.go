@@ -36,7 +36,7 @@ func (r *Router) exposeMetrics() {
 	r.metrics.GaugeFunc(func() float64 { _, streams := r.front.Loops(); return float64(streams) }, "sluice_relay_loop_streams")
 	r.completions.exposeMetrics(r.metrics)
 	r.exposeTransferMetrics()
-	r.metrics.ExposeAdmission(r.runner.Admission().Classes)
+	r.metrics.ExposeAdmission(r.runner.Admission())
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.exposeSessionMetrics()
 	r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")

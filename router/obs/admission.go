@@ -18,6 +18,7 @@ type admissionMetrics struct {
 	classes labelMap[string, admissionClass]
 	refused labelMap[[2]string, counter] // by class and reason
 	tenants labelMap[[2]string, counter] // by tenant and outcome
+	waiting labelMap[string, string]     // the tenants that have waited, with the labels of their series
 }
 
 // admissionClass has the counts of one class.
@@ -42,6 +43,9 @@ func (a *admissionMetrics) init() {
 	a.refused.overflow = func(k [2]string) [2]string { return [2]string{otherValue, k[1]} }
 	a.tenants.bound = maxTenants * 5
 	a.tenants.overflow = func(k [2]string) [2]string { return [2]string{admission.Overflow, k[1]} }
+	a.waiting.bound = maxTenants
+	a.waiting.overflow = func(string) string { return admission.Overflow }
+	a.waiting.create = func(tenant string) *string { return &tenant }
 }
 
 func tenantLabel(tenant string) string {
@@ -87,13 +91,14 @@ func (m *Metrics) StreamResumed(class, outcome string, took time.Duration) {
 	c.suspension.observe(took)
 }
 
-// ExposeAdmission makes each scrape report what waits in each class.
-func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
-	for _, c := range classes() {
+// ExposeAdmission makes each scrape report what waits in each class and of each tenant.
+func (m *Metrics) ExposeAdmission(c *admission.Controller) {
+	for _, c := range c.Classes() {
 		m.admission.classes.get(c.Class) // counters begin at 0, not at a class's first wait
 	}
 	m.addCollector(func(p *page) {
-		for _, c := range classes() {
+		m.admission.collectTenants(p, c.TenantWaits())
+		for _, c := range c.Classes() {
 			m.admission.classes.get(c.Class) // of a reloaded configuration
 			labels := labelPairs("class", c.Class)
 			p.add("sluice_admission_waiting_requests", labels, float64(c.Requests))
@@ -102,6 +107,21 @@ func (m *Metrics) ExposeAdmission(classes func() []admission.ClassView) {
 			p.add("sluice_admission_suspended_streams", labels, float64(c.Suspended))
 		}
 	})
+}
+
+// collectTenants reports what waits of each tenant that has waited at a scrape before: a series that ends with
+// the wait would keep its last value in graphs.
+func (a *admissionMetrics) collectTenants(p *page, waits map[string]admission.TenantWait) {
+	series := map[string]admission.TenantWait{}
+	for tenant, w := range waits {
+		label := *a.waiting.get(tenant)
+		s := series[label]
+		series[label] = admission.TenantWait{Requests: s.Requests + w.Requests, Oldest: max(s.Oldest, w.Oldest)}
+	}
+	for _, label := range slices.Sorted(maps.Keys(a.waiting.all())) {
+		p.add("sluice_admission_tenant_waiting_requests", labelPairs("tenant", label), float64(series[label].Requests))
+		p.add("sluice_admission_tenant_oldest_wait_seconds", labelPairs("tenant", label), series[label].Oldest.Seconds())
+	}
 }
 
 func (a *admissionMetrics) collect(p *page) {

@@ -122,6 +122,8 @@ var Catalog = []Family{
 	{"sluice_admission_suspended_streams", "gauge", "class", "Streams that are suspended now. They count among the waiting requests too."},
 	{"sluice_admission_suspensions_ended_total", "counter", "class, outcome", "Suspensions that ended, by outcome: resumed, client_gone, deadline, failed (no engine continued the stream)."},
 	{"sluice_admission_suspension_seconds", "histogram", "class", "Time that a stream was suspended."},
+	{"sluice_admission_tenant_waiting_requests", "gauge", "tenant", "Requests of a tenant that wait, in all classes. Tenants are labelled as in sluice_admission_tenant_requests_total, those that have waited at a scrape."},
+	{"sluice_admission_tenant_oldest_wait_seconds", "gauge", "tenant", "How long the first of a tenant's waiting requests has waited."},
 	{"sluice_admission_tenant_requests_total", "counter", "tenant, outcome", "Waits that ended, refusals (refused) and suspensions of streams (preempted), by tenant: the first 200 one by one, the others as other; none: requests without a tenant. A tenant that has one of these names is shown in quotation marks."},
 	{"sluice_pool_waiters", "gauge", "", "Requests waiting for a pool to have a healthy worker, against limits.pool_waiters."},
 	{"sluice_engine_api_certificate_expiry_timestamp_seconds", "gauge", "", "Unix time at which the certificate of the framed socket expires; absent without TLS."},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -162,6 +163,38 @@ func TestTenantLabels(t *testing.T) {
 	}
 }
 
+// TestWaitingTenants: what waits is reported by tenant within the bound of series, those beyond it together, and as
+// 0 once a tenant's requests wait no more.
+func TestWaitingTenants(t *testing.T) {
+	m := NewMetrics()
+	waits := map[string]admission.TenantWait{}
+	for i := range maxTenants + 50 {
+		waits[fmt.Sprint("t", i)] = admission.TenantWait{Requests: 2, Oldest: time.Duration(i+1) * time.Second}
+	}
+	m.addCollector(func(p *page) { m.admission.collectTenants(p, waits) })
+	sums := func() (series int, requests, oldest float64) {
+		for line := range strings.Lines(scrape(m)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+			v, err := strconv.ParseFloat(value, 64)
+			switch {
+			case err != nil:
+			case strings.HasPrefix(name, "sluice_admission_tenant_waiting_requests{"):
+				series, requests = series+1, requests+v
+			case strings.HasPrefix(name, "sluice_admission_tenant_oldest_wait_seconds{"):
+				oldest = max(oldest, v)
+			}
+		}
+		return series, requests, oldest
+	}
+	if series, requests, oldest := sums(); series != maxTenants+1 || requests != 2*(maxTenants+50) || oldest != maxTenants+50 {
+		t.Errorf("%d series, %v requests, the oldest has waited %v s; want %d, %d and %d", series, requests, oldest, maxTenants+1, 2*(maxTenants+50), maxTenants+50)
+	}
+	clear(waits)
+	if series, requests, oldest := sums(); series != maxTenants+1 || requests != 0 || oldest != 0 {
+		t.Errorf("%d series, %v requests, the oldest has waited %v s after all have started; want %d, 0 and 0", series, requests, oldest, maxTenants+1)
+	}
+}
+
 // TestEveryNameIsDocumented checks that every exposed series, with its labels, is in the Catalog
 // and so in the docs.
 func TestEveryNameIsDocumented(t *testing.T) {
@@ -203,7 +236,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 	// Series of other packages, added through GaugeFunc and ExposePairs.
 	elsewhere := map[string]bool{"sluice_engine_api_connections": true, "sluice_engine_api_streams": true, "sluice_engine_api_stalled_total": true, "sluice_engine_api_request_bytes": true, "sluice_engine_api_requests_total": true, "sluice_engine_api_refused_total": true, "sluice_engine_api_certificate_expiry_timestamp_seconds": true,
 		"sluice_access_log_lines_total": true, "sluice_traces_total": true,
-		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_admission_waiting_requests": true, "sluice_admission_waiting_tokens": true, "sluice_admission_oldest_wait_seconds": true, "sluice_admission_suspended_streams": true, "sluice_sessions": true, "sluice_sessions_active": true, "sluice_sessions_active_tokens": true, "sluice_sessions_limited_models": true, "sluice_sessions_limit_tokens": true, "sluice_session_turns_waiting": true, "sluice_session_waits_total": true, "sluice_session_requests_total": true, "sluice_sessions_ended_total": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_leased": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true, "sluice_memory_budget_limit_bytes": true,
+		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_admission_waiting_requests": true, "sluice_admission_waiting_tokens": true, "sluice_admission_oldest_wait_seconds": true, "sluice_admission_suspended_streams": true, "sluice_admission_tenant_waiting_requests": true, "sluice_admission_tenant_oldest_wait_seconds": true, "sluice_sessions": true, "sluice_sessions_active": true, "sluice_sessions_active_tokens": true, "sluice_sessions_limited_models": true, "sluice_sessions_limit_tokens": true, "sluice_session_turns_waiting": true, "sluice_session_waits_total": true, "sluice_session_requests_total": true, "sluice_sessions_ended_total": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_leased": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true, "sluice_memory_budget_limit_bytes": true,
 		"sluice_kv_orphan_ranks":         true,
 		"sluice_recording_entries_total": true, "sluice_recording_dropped_total": true, "sluice_recording_bytes_total": true, "sluice_recording_active": true,
 		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true,

@@ -122,6 +122,16 @@ func TestClassesTenantsAndTargets(t *testing.T) {
 	o.send(t, r, "objective", "x-llm-d-inference-objective", "interactive")
 	await("interactive", 2)
 
+	const waits, since = `sluice_admission_tenant_waiting_requests{tenant="%s"}`, `sluice_admission_tenant_oldest_wait_seconds{tenant="%s"}`
+	for tenant, n := range map[string]float64{"a": 3, "b": 1, "none": 3} {
+		if got := r.Metric(fmt.Sprintf(waits, tenant)); got != n {
+			t.Errorf("%v requests of tenant %s are reported to wait; want %v", got, tenant, n)
+		}
+	}
+	if a, b := r.Metric(fmt.Sprintf(since, "a")), r.Metric(fmt.Sprintf(since, "b")); a <= b || b <= 0 {
+		t.Errorf("the first requests of a and b are reported to have waited %v s and %v s; want a's longer", a, b)
+	}
+
 	const classes, number = "want a class (interactive, standard, batch) or one of its priorities (interactive: -9..-1; standard: 0; batch: 1..9)", "as a decimal number"
 	for _, bad := range [][3]string{
 		{"X-Sluice-Priority", "urgent", classes}, {"X-Sluice-Priority", "10", classes}, {"X-Sluice-Priority", "99999999999999999999", classes},
@@ -148,6 +158,9 @@ func TestClassesTenantsAndTargets(t *testing.T) {
 				t.Errorf("the engine received the header %s", h.Name)
 			}
 		}
+	}
+	if n := r.Metric(fmt.Sprintf(waits, "a")); n != 0 {
+		t.Errorf("%v requests of tenant a are reported to wait after all have ended", n)
 	}
 	rec := r.Outcome(t, "batch")
 	if notes := fmt.Sprint(rec.Notes); !strings.Contains(notes, "admission: waited") || !strings.Contains(notes, "class batch") {
