@@ -166,7 +166,7 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 	left := time.Duration(math.MaxInt64)
 	since := time.Since(q.req.Received)
 	if q.awaitsFirstToken() {
-		left = time.Duration((1-targetMargin)*float64(q.ttft)) - prefill - since
+		left = q.firstTokenBudget() - prefill
 		q.startBy = c.Now() + int64(left)
 	}
 	if !q.deadline.IsZero() {
@@ -237,6 +237,11 @@ func (q *request) refuseEarly() bool {
 	q.setDue(w, rank, 0, 0)
 	q.entry.SetClass(q.class.Name, q.tenant)
 	return !q.meetsTarget(w)
+}
+
+// firstTokenBudget returns how much is left of the target of the first token, less targetMargin.
+func (q *request) firstTokenBudget() time.Duration {
+	return time.Duration((1-targetMargin)*float64(q.ttft)) - time.Since(q.req.Received)
 }
 
 // awaitsFirstToken reports whether the request has a target for its first token.

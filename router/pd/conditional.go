@@ -60,7 +60,10 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 	if conditional(q.pd, q.plan.Traits) {
 		query.LocalTokens, query.LocalWhenFaster = q.pd.LocalPrefillTokens, q.pd.LocalWhenFaster
 	}
-	if !opt.Fleet.HasLimits() && !q.bindLate {
+	decode := query.Query
+	decode.Leg, decode.Candidates = schedule.DecodeLeg, q.plan.Decode
+	hasTargets := q.hasTargets(&decode) // that of the first token is what a joint choice looks for in any case
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets {
 		return opt.Scheduler.ChooseJoint(&query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -74,9 +77,17 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 			q.skipped = append(q.skipped, r)
 		}
 	}
+	from, slow := len(q.skipped), 0
+	if hasTargets {
+		slow = q.skipSlowRanks(&decode)
+	}
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.ChooseJoint(&query)
+		if !ok && slow > 0 { // better a slow rank than none
+			q.skipped, slow = slices.Delete(q.skipped, from, from+slow), 0
+			continue
+		}
 		if !ok {
 			return c, false
 		}

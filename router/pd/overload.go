@@ -2,6 +2,7 @@ package pd
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 // before its prefill, and the engine leases the blocks of an unread handle until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
-	prefersFast := q.tpot > 0 && query.Leg != schedule.PrefillLeg && len(query.Candidates) > 1
-	if !opt.Fleet.HasLimits() && !q.bindLate && !prefersFast {
+	hasTargets := q.hasTargets(query)
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets {
 		return opt.Scheduler.Choose(query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -27,7 +28,7 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 		}
 	}
 	from, slow := len(q.skipped), 0
-	if prefersFast {
+	if hasTargets {
 		slow = q.skipSlowRanks(query)
 	}
 	for {
@@ -48,26 +49,51 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 	}
 }
 
-// skipSlowRanks leaves ranks out on which the time per output token is expected to exceed the request's
-// target, unless all do. It appends them to q.skipped and returns their number.
+// hasTargets reports whether the targets of the request can decide a choice.
+func (q *request) hasTargets(query *schedule.Query) bool {
+	return len(query.Candidates) > 1 && (q.tpot > 0 && query.Leg != schedule.PrefillLeg || q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg)
+}
+
+// skipSlowRanks leaves ranks out on which the request is expected to miss more of its targets than on others. It
+// appends them to q.skipped and returns their number.
 func (q *request) skipSlowRanks(query *schedule.Query) int {
-	before, left := len(q.skipped), 0
-	tokens := query.PromptTokens + schedule.ExpectedOutput(query.MaxTokens)
-	for _, c := range query.Candidates {
-		switch {
-		case slices.Contains(q.skipped[:before], c):
-		case q.settings.Scheduler.StepTime(c, tokens) > q.tpot:
-			q.skipped = append(q.skipped, c)
-		default:
-			left++
+	before, s := len(q.skipped), q.settings.Scheduler
+	misses, targets := make([]int, len(query.Candidates)), ""
+	if q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg {
+		left := q.firstTokenBudget()
+		for i, t := range s.FirstTokens(query) {
+			if t > left {
+				misses[i]++
+			}
+		}
+		targets = "the first token within " + q.ttft.String()
+	}
+	if q.tpot > 0 && query.Leg != schedule.PrefillLeg {
+		tokens := query.PromptTokens + schedule.ExpectedOutput(query.MaxTokens)
+		for i, r := range query.Candidates {
+			if s.StepTime(r, tokens) > q.tpot {
+				misses[i]++
+			}
+		}
+		if targets != "" {
+			targets += ", "
+		}
+		targets += "each output token within " + q.tpot.String()
+	}
+	fewest, usable := math.MaxInt, 0
+	for i, r := range query.Candidates {
+		if !slices.Contains(q.skipped[:before], r) {
+			fewest, usable = min(fewest, misses[i]), usable+1
 		}
 	}
-	if left == 0 {
-		q.skipped = q.skipped[:before]
+	for i, r := range query.Candidates {
+		if misses[i] > fewest && !slices.Contains(q.skipped[:before], r) {
+			q.skipped = append(q.skipped, r)
+		}
 	}
 	slow := len(q.skipped) - before
 	if slow > 0 {
-		q.settings.Scheduler.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks are expected to need more than %s per output token, and were left out", slow, slow+left, q.tpot))
+		s.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks were left out, because the request is expected to miss more of its targets there: %s", slow, usable, targets))
 	}
 	return slow
 }

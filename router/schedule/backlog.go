@@ -251,6 +251,29 @@ func (s *Scheduler) ChoosesByCost() bool { return s.currentSettings().policy == 
 func (s *Scheduler) Preview(q *Query) (c Choice, ok bool) {
 	sc := s.scratch.Get()
 	defer s.scratch.Put(sc)
+	if !cheapestOf(s.preview(q, sc), q, sc, &sc.rng, false) {
+		return c, false
+	}
+	t := &sc.best
+	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost}, true
+}
+
+// FirstTokens returns for each candidate of a query, excluded or not, how long a request that is sent there now
+// is expected to take to its first token. Leg is WholeLeg or PrefillLeg.
+func (s *Scheduler) FirstTokens(q *Query) []time.Duration {
+	sc := s.scratch.Get()
+	defer s.scratch.Put(sc)
+	f, times := s.preview(q, sc), make([]time.Duration, len(q.Candidates))
+	var t candidateState
+	for i, r := range q.Candidates {
+		f.evaluate(r, &t)
+		times[i] = s.StartIn(r) + s.PrefillTime(r, max(f.prompt-int(t.cached), 1))
+	}
+	return times
+}
+
+// preview prepares scratch memory to evaluate candidates that are not reserved.
+func (s *Scheduler) preview(q *Query, sc *scratch) *choiceContext {
 	sc.ctx, sc.rng = s.newChoiceContext(q), s.random()
 	f := &sc.ctx
 	f.now = s.now()
@@ -259,11 +282,7 @@ func (s *Scheduler) Preview(q *Query) (c Choice, ok bool) {
 		f.inFlight = sc.inFlight
 	}
 	sc.usable, sc.candidates = 0, sc.candidates[:0]
-	if !cheapestOf(f, q, sc, &sc.rng, false) {
-		return c, false
-	}
-	t := &sc.best
-	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost}, true
+	return f
 }
 
 // SetOnCapacity makes f be called whenever a prompt has been computed or a reservation ends, on the

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -199,6 +200,39 @@ func TestTargetDespiteLongPrompts(t *testing.T) {
 	t.Logf("%d of %d requests of the highest class were served; refused: %v; a long prompt takes %v", served, requests, refused, longTime)
 	if served < requests/2 {
 		t.Errorf("%d of %d requests of the highest class were served beside a backlog of long prompts of a lower class; refused: %v", served, requests, refused)
+	}
+}
+
+// TestRetryAfterIsTheForecast: a request that is refused because others go before it is told to come back when
+// these are expected to have started.
+func TestRetryAfterIsTheForecast(t *testing.T) {
+	e := harness.StartSim(t, slowPrefill)
+	r := harness.StartRouter(t, twoClasses, harness.SimWorker(e, worker.Aggregated, "a"))
+	var backlog sync.WaitGroup
+	defer backlog.Wait()
+	const requests = 80
+	for i := range requests {
+		backlog.Go(func() {
+			if s, err := streamWords(context.Background(), r.URL, promptWords, i, "X-Sluice-Priority", "interactive"); err != nil || s.status != 200 {
+				t.Errorf("a request without a target: %v, %v", s.status, err)
+			}
+		})
+	}
+	testwait.UntilWithin(t, 20*time.Second, "most requests wait, and it is known how fast they start", func() bool {
+		n := waiting(r, "interactive")
+		return n > requests/2 && n < requests*3/4
+	})
+	s, err := streamWords(context.Background(), r.URL, promptWords, requests, "X-Sluice-Priority", "batch", "x-llm-d-slo-ttft-ms", "1000")
+	if err != nil || s.status != 429 || s.reason != "target_unmet" {
+		t.Fatalf("status %d, reason %q, %v; want a refusal for the target", s.status, s.reason, err)
+	}
+	began := time.Now()
+	testwait.UntilWithin(t, time.Minute, "the requests before it have started", func() bool { return waiting(r, "interactive") == 0 })
+	took := time.Since(began).Seconds()
+	after, err := strconv.Atoi(s.header.Get("Retry-After"))
+	t.Logf("Retry-After %d s; the requests before it had started after %.1f s", after, took)
+	if float64(after) < took/2-1 || float64(after) > took*2+1 {
+		t.Errorf("Retry-After %q, %v; want about %.1f s, after which the requests before it had started", s.header.Get("Retry-After"), err, took)
 	}
 }
 

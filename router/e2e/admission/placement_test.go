@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,15 +110,16 @@ func TestWaitForPrefix(t *testing.T) {
 	}
 }
 
-// TestPrefersRanksWithinTarget: a rank on which a token is expected to take longer than the request's target is
-// left out, although it holds the prefix, unless all do.
+// TestPrefersRanksWithinTarget: a rank on which the first token or each output token is expected to take longer
+// than the request's target is left out, although it holds the prefix, unless all do.
 func TestPrefersRanksWithinTarget(t *testing.T) {
 	t.Parallel()
 	prompt := harness.PromptWords(1500, 2)
 	r, holder, other, engines := startTwo(t, prompt, nil)
+	body := strings.Replace(harness.ChatOf(prompt), "{", `{"stream":true,`, 1)
 	send := func(id string, headers ...string) string {
 		t.Helper()
-		answer := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), append(headers, "X-Request-Id", id)...)
+		answer := harness.Post(t, r.URL+"/v1/chat/completions", body, append(headers, "X-Request-Id", id)...)
 		if answer.Status != 200 {
 			t.Fatalf("%s: status %d: %s", id, answer.Status, answer.Body)
 		}
@@ -126,16 +128,23 @@ func TestPrefersRanksWithinTarget(t *testing.T) {
 	if got := send("no target"); got != holder.ID.Worker {
 		t.Fatalf("without a target worker %s served it; want %s, which holds the prefix", got, holder.ID.Worker)
 	}
-	const blocks = 1 << 30 // that are decoded there
-	holder.DecodeBlocks.Add(blocks)
-	got := send("target", "x-llm-d-slo-tpot-ms", "1000")
-	if notes := fmt.Sprint(r.Outcome(t, "target").Notes); got != other.ID.Worker || !strings.Contains(notes, "were left out") {
-		t.Errorf("with a target worker %s served it, notes %s; want %s, and a note that a rank was left out", got, notes, other.ID.Worker)
+	const amount = 1 << 40
+	for header, load := range map[string]func(*worker.Rank) *atomic.Int64{
+		"x-llm-d-slo-tpot-ms": func(k *worker.Rank) *atomic.Int64 { return &k.DecodeBlocks },
+		"x-llm-d-slo-ttft-ms": func(k *worker.Rank) *atomic.Int64 { return &k.PendingWork },
+	} {
+		load(holder).Add(amount)
+		got := send(header, header, "10000")
+		if notes := fmt.Sprint(r.Outcome(t, header).Notes); got != other.ID.Worker || !strings.Contains(notes, "1 of 2 ranks were left out") {
+			t.Errorf("with %s worker %s served it, notes %s; want %s, and a note that a rank was left out", header, got, notes, other.ID.Worker)
+		}
+		load(other).Add(amount)
+		if header == "x-llm-d-slo-tpot-ms" { // else no rank could start it soon
+			send("all slow", header, "10000") // better a slow rank than none
+		}
+		load(holder).Add(-amount)
+		load(other).Add(-amount)
 	}
-	other.DecodeBlocks.Add(blocks)
-	send("all slow", "x-llm-d-slo-tpot-ms", "1000") // better a slow rank than none
-	holder.DecodeBlocks.Add(-blocks)
-	other.DecodeBlocks.Add(-blocks)
 	wantEmpty(t, r, engines...)
 }
 
