@@ -164,6 +164,7 @@ var Catalog = []Family{
 	{"sluice_tokenizer_checks_total", "counter", "", "Prompts whose ids were compared with an engine's."},
 	{"sluice_tokenizer_checks_failed_total", "counter", "", "Comparisons for which the engine gave no ids, or that it did not outlive."},
 	{"sluice_tokenizer_mismatches_total", "counter", "", "Comparisons in which the ids differed."},
+	{"sluice_tokenizer_count_differences_total", "counter", "", "Answers that do not fit the ids of a prompt that the router has tokenized: the engine counted other tokens, or found more of them cached than its KV events had reported. The next prompt is compared, at most one a minute."},
 	{"sluice_tokenizer_cache_entries", "gauge", "", "Prompts, and parts of prompts, in the token cache."},
 	{"sluice_tokenizer_cache_bytes", "gauge", "", "Memory of the token cache."},
 	{"sluice_api_key_requests_total", "counter", "key, outcome", "Requests by API key: admitted, limited (a limit of the key was reached; a request that the token limit refuses after admission counts as both)."},

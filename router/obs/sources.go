@@ -46,6 +46,7 @@ func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 		"sluice_tokenizer_checks_total":               func(s *tokenize.Stats) float64 { return float64(s.Checks) },
 		"sluice_tokenizer_checks_failed_total":        func(s *tokenize.Stats) float64 { return float64(s.ChecksFailed) },
 		"sluice_tokenizer_mismatches_total":           func(s *tokenize.Stats) float64 { return float64(s.Mismatches) },
+		"sluice_tokenizer_count_differences_total":    func(s *tokenize.Stats) float64 { return float64(s.Suspicions) },
 		"sluice_tokenizer_cache_entries":              func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
 		"sluice_tokenizer_cache_bytes":                func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
 	} {

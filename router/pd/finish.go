@@ -24,6 +24,7 @@ func (q *request) replyAnswer(l *decodeLeg, resp *upstream.Response, at time.Tim
 		q.turnResult = session.Result{OK: true, Prompt: use.Prompt, Output: use.Completion}
 		l.reservation.Report(q.req.RequestID, use.Cached, max(use.Completion, 0))
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
+		q.encodedPrompt().compareCounts(q.settings, q.req.Endpoint.Kind, &use, l.rank, int(l.predicted), q.concurrent == nil && !q.usesPrefill())
 		switch {
 		case q.concurrent != nil:
 			out.CachedTokens = q.concurrent.cachedTokens()

@@ -18,6 +18,7 @@ import (
 	"sluice/router/requestlog"
 	"sluice/router/schedule"
 	"sluice/router/session"
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -36,11 +37,12 @@ type streamState struct {
 	// unknown. Without a prefill leg the runner learns from the decode engine's report.
 	prefillCached int32
 	prefilled     bool
-	migrated      bool               // another engine continues it
-	background    bool               // a background response: reservedTokens includes its output
-	unstored      bool               // the client declined to have the response stored
-	concurrent    *concurrentPrefill // the prefill leg, which may still run
-	keys          []blockhash.Seq    // of the approximate index; nil for ranks with KV events
+	migrated      bool                // another engine continues it
+	background    bool                // a background response: reservedTokens includes its output
+	unstored      bool                // the client declined to have the response stored
+	encodedBy     *tokenize.InProcess // of encodedPrompt
+	concurrent    *concurrentPrefill  // the prefill leg, which may still run
+	keys          []blockhash.Seq     // of the approximate index; nil for ranks with KV events
 
 	kv       abort.KV             // state of prefill's blocks until the first token
 	transfer *kvtransfer.Transfer // watch over the hand-over
@@ -67,6 +69,7 @@ func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 		q.concurrent.retain()
 	}
 	s.background, s.unstored = q.backgroundTokens > 0, q.declinesStore()
+	s.encodedBy = q.encodedPrompt().model
 	q.quotaCommitted = true
 	q.reservations.detach()
 	if q.prefillLeg.transfer != nil {
@@ -199,6 +202,9 @@ func (s *streamState) Ended(res relay.Result) {
 	}
 	if !res.FirstToken.IsZero() {
 		out.TTFT = res.FirstToken.Sub(s.received.Time())
+	}
+	if res.Cause == relay.Completed && !s.migrated {
+		encodedPrompt{s.encodedBy, int(s.tokens)}.compareCounts(s.settings, s.endpoint.Kind, &res.Usage, s.rank, int(s.predicted), !s.prefilled)
 	}
 	if s.prefilled {
 		out.CachedTokens = int(s.prefillCached)

@@ -35,13 +35,14 @@ type InProcess struct {
 
 	prompts atomic.Uint64
 
-	mu       sync.Mutex
-	checked  map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
-	equal    map[checkKey]uint32 // those of checked whose last comparison had no difference
-	checking string              // the engine with which a comparison runs, "" if none does
-	left     bool                // that engine has left since
-	verified bool                // the last comparison had no difference
-	mismatch *Mismatch           // nil: in use
+	mu        sync.Mutex
+	checked   map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
+	equal     map[checkKey]uint32 // those of checked whose last comparison had no difference
+	checking  string              // the engine with which a comparison runs, "" if none does
+	left      bool                // that engine has left since
+	verified  bool                // the last comparison had no difference
+	mismatch  *Mismatch           // nil: in use
+	suspected time.Time           // when Suspect has last had an effect
 }
 
 // checkKey is an engine and a kind of request: each kind is converted in its own way.
@@ -218,7 +219,7 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	}
 	*dst = Prompt{
 		Source: FromNative, Tokens: ids, Count: count, Blocks: out.Blocks, BlockSalt: blockhash.Salt(q.Scope),
-		TextBytes: found.Bytes, LongestToken: n.longest, Verified: verified, buf: dst.buf,
+		TextBytes: found.Bytes, LongestToken: n.longest, Verified: verified, Model: n, buf: dst.buf,
 	}
 	t.sources[FromNative].Add(1)
 	t.nativeCached.Add(uint64(found.Cached))
@@ -304,6 +305,27 @@ func (n *InProcess) Retry() {
 	defer n.mu.Unlock()
 	if n.mismatch != nil {
 		n.retry()
+	}
+}
+
+// suspectInterval is the shortest time between two effects of Suspect.
+const suspectInterval = time.Minute
+
+// Suspect makes the next prompt of a kind be compared with each engine, at most once a minute: what an engine has
+// reported of a prompt does not fit its ids.
+func (t *Tokenizer) Suspect(n *InProcess, kind Kind) {
+	t.suspicions.Add(1)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if n.mismatch != nil || now.Sub(n.suspected) < suspectInterval {
+		return
+	}
+	n.suspected = now
+	for key := range n.checked {
+		if key.kind == kind {
+			delete(n.checked, key)
+		}
 	}
 }
 

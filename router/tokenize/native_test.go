@@ -408,6 +408,28 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// TestSuspect: after a report that does not fit, the next prompt of its kind is compared, once a minute.
+func TestSuspect(t *testing.T) {
+	e := newRenderEngine(t)
+	tk, n, _ := withModel(t, new(byteModel))
+	_, _ = ask(t, tk, Completion, `{"model":"m","prompt":"once upon"}`, e, 1)
+	awaitChecks(t, tk, 1)
+	_, _ = ask(t, tk, Chat, hello(1), e, 1)
+	awaitChecks(t, tk, 2)
+	tk.Suspect(n, Chat)
+	_, _ = ask(t, tk, Completion, `{"model":"m","prompt":"a time"}`, e, 1)
+	if n.checking != "" {
+		t.Error("a prompt of another kind is compared")
+	}
+	_, _ = ask(t, tk, Chat, hello(2), e, 1)
+	awaitChecks(t, tk, 3)
+	tk.Suspect(n, Chat)
+	_, _ = ask(t, tk, Chat, hello(3), e, 1)
+	if s := tk.Stats(); n.checking != "" || s.Checks != 3 || s.Suspicions != 2 {
+		t.Errorf("stats %+v, comparing with %q; want 3 comparisons, and none for the second report within a minute", s, n.checking)
+	}
+}
+
 // TestWithoutRender: an engine without render endpoints, or with some that the router may not use, is asked for
 // /tokenize, by what Prompt would send.
 func TestWithoutRender(t *testing.T) {

@@ -74,6 +74,8 @@ type Prompt struct {
 	// Verified says that ids from FromNative have been compared with the engine's, for another
 	// prompt of the model, without a difference.
 	Verified bool
+	// Model is what has encoded ids from FromNative; nil for other sources.
+	Model *InProcess
 	// Err is why an engine's tokenizer was not used although it could have been, "" otherwise.
 	Err string
 
@@ -138,7 +140,7 @@ type Tokenizer struct {
 	sources                                         [numSources]atomic.Uint64
 	coalesced, backedOff, refused, failed, timeouts atomic.Uint64
 
-	unmodelled, nativeFailed, nativeCached, nativeEncoded, checks, checksFailed, mismatches atomic.Uint64
+	unmodelled, nativeFailed, nativeCached, nativeEncoded, checks, checksFailed, mismatches, suspicions atomic.Uint64
 }
 
 // New returns a Tokenizer.
@@ -175,6 +177,7 @@ type Stats struct {
 	Checks        uint64 // prompts whose ids were compared with an engine's
 	ChecksFailed  uint64 // comparisons for which the engine gave no ids
 	Mismatches    uint64 // comparisons with a difference
+	Suspicions    uint64 // calls of Suspect
 
 	CacheEntries int // prompts, and parts of prompts that were tokenized in this process
 	CacheBytes   int64
@@ -190,6 +193,7 @@ func (t *Tokenizer) Stats() Stats {
 	s.FromNative, s.Unmodelled, s.NativeFailed = t.sources[FromNative].Load(), t.unmodelled.Load(), t.nativeFailed.Load()
 	s.NativeCached, s.NativeEncoded = t.nativeCached.Load(), t.nativeEncoded.Load()
 	s.Checks, s.ChecksFailed, s.Mismatches = t.checks.Load(), t.checksFailed.Load(), t.mismatches.Load()
+	s.Suspicions = t.suspicions.Load()
 	s.CacheEntries, s.CacheBytes = t.cache.size()
 	texts := t.texts.Stats()
 	s.CacheEntries += texts.Segments

@@ -73,7 +73,7 @@ class Counters:
 
     def read(self):
         m = Metrics(http_calls.get(self.router.url, "/metrics").text())
-        names = {"checks": "checks", "failed": "checks_failed", "mismatches": "mismatches", "unmodelled": "native_unmodelled", "errors": "native_failed"}
+        names = {"checks": "checks", "failed": "checks_failed", "mismatches": "mismatches", "counts": "count_differences", "unmodelled": "native_unmodelled", "errors": "native_failed"}
         all_ = {k: int(m.sum(f"sluice_tokenizer_{v}_total")) for k, v in names.items()}
         for source in ("native", "engine", "text", "cache", "request", "none"):
             all_[source] = int(m.sum("sluice_prompts_total", source=source))
@@ -231,7 +231,7 @@ def run(engine, router, requests, cached):
     for api in PATHS:
         other = sum(n for (a, s), n in statuses.items() if a == api and s != 200)
         print(f"| {api} | {statuses.get((api, 200), 0)} | {other} | {compared[api]} |")
-    print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; {tokenize_calls} calls of /tokenize.")
+    print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; the counts that the engine reported do not fit the ids of {last['counts']} prompts; {tokenize_calls} calls of /tokenize.")
     print(f"Prompts by source: native {last['native']}, engine {last['engine']}, cache {last['cache']}, text {last['text']}, request {last['request']}, none {last['none']}; not modelled {last['unmodelled']}, failed {last['errors']}.")
     print(f"Cached tokens: predicted {last['predicted']}, reported {last['reported']}, sum of the differences {last['difference']}; equal for {cached.equal} of {cached.requests} requests.\n\n{cached.table()}")
     faults = []
@@ -244,6 +244,8 @@ def run(engine, router, requests, cached):
         faults.append("a call of /tokenize is not in the engine's log, so none could have been counted")
     if tokenize_calls:
         faults.append("the engine was asked for ids")
+    if last["counts"]:
+        faults.append("the engine reported counts that do not fit equal ids")
     if last["difference"] > 0.01 * max(last["predicted"], last["reported"]):
         faults.append("the cached tokens differ by more than 1 %")
     if faults:

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"sluice/bench/sim"
 	"sluice/bench/testwait"
@@ -41,8 +43,64 @@ func (m simTokenizer) Prompt(dst []uint32, _ string, input []byte, addSpecial bo
 	return m.Encode(dst, part, addSpecial)
 }
 
+// driftingTokenizer becomes another tokenizer than the engines' at some time.
+type driftingTokenizer struct{ hasDrifted atomic.Bool }
+
+func (m *driftingTokenizer) now() simTokenizer {
+	if m.hasDrifted.Load() {
+		return simTokenizer{skew: "more words "}
+	}
+	return simTokenizer{}
+}
+
+func (m *driftingTokenizer) Encode(dst []uint32, text []byte, addSpecial bool) ([]uint32, error) {
+	return m.now().Encode(dst, text, addSpecial)
+}
+
+func (m *driftingTokenizer) Prompt(dst []uint32, template string, input []byte, addSpecial bool, rest func([]byte) []byte) ([]uint32, error) {
+	return m.now().Prompt(dst, template, input, addSpecial, rest)
+}
+
+// TestReportedCountsStartComparison: an answer whose engine has counted other tokens than the router has the next
+// prompt compared, which no sample would be.
+func TestReportedCountsStartComparison(t *testing.T) {
+	t.Parallel()
+	for name, member := range map[string]string{"whole": "", "stream": `"stream":true,"stream_options":{"include_usage":true},`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, m := harness.StartSim(t, nil), new(driftingTokenizer)
+			r := harness.StartRouter(t, func(c *config.Config) { c.Tokens.VerifyRatio = 0 }, harness.SimWorker(e, worker.Aggregated, "a"))
+			tokenizeNatively(t, r, m)
+			n := 0
+			send := func() {
+				t.Helper()
+				n++
+				if a := harness.Post(t, r.URL+"/v1/chat/completions", strings.Replace(harness.ChatOf(harness.PromptWords(100, n)), "{", "{"+member, 1)); a.Status != 200 {
+					t.Fatalf("status %d: %s", a.Status, a.Body)
+				}
+			}
+			counter := func(name string) float64 { return r.Metric("sluice_tokenizer_" + name + "_total") }
+			send()
+			testwait.Until(t, "the first prompt is compared", func() bool { return counter("checks") == 1 })
+			send()
+			if c, d := counter("checks"), counter("count_differences"); c != 1 || d != 0 {
+				t.Fatalf("%v comparisons and %v differences of counts after two equal prompts; want 1 and 0", c, d)
+			}
+			m.hasDrifted.Store(true)
+			send()
+			testwait.Until(t, "the count differs", func() bool { return counter("count_differences") == 1 })
+			if n := counter("mismatches"); n != 0 {
+				t.Fatalf("%v mismatches before another prompt", n)
+			}
+			send()
+			testwait.Until(t, "the next prompt is compared", func() bool { return counter("mismatches") == 1 })
+			harness.WantIdle(t, r, 20*time.Second, e)
+		})
+	}
+}
+
 // tokenizeNatively makes the router tokenize the simulated model's prompts itself.
-func tokenizeNatively(t *testing.T, r *harness.Router, m simTokenizer) {
+func tokenizeNatively(t *testing.T, r *harness.Router, m tokenize.NativeModel) {
 	t.Helper()
 	native, err := r.Tokenizer.NewInProcess("sim", m, nil, chatinput.Settings{})
 	if err != nil {
