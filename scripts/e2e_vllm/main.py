@@ -9,6 +9,7 @@ import time
 
 import section_dp
 import section_frozen
+import section_full
 import section_migrate
 import section_pd
 import section_preempt
@@ -24,6 +25,7 @@ SECTIONS = {
     "frozen": section_frozen.Section,
     "migrate": section_migrate.Section,
     "preempt": section_preempt.Section,
+    "full": section_full.Section,
     "push": section_push.Section,
     "engineapi": section_engineapi.Section,
     "transfers": section_transfers.Section,
