@@ -212,8 +212,11 @@ func (p *idsPair) send(path, extra string) sim.Record {
 	p.t.Helper()
 	p.sent++
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":8%s}`, p.sent, harness.Prompt, extra)
-	if path == "/v1/completions" {
+	switch path {
+	case "/v1/completions":
 		body = fmt.Sprintf(`{"model":"sim","prompt":"%d %s","max_tokens":8%s}`, p.sent, harness.Prompt, extra)
+	case "/v1/responses":
+		body = fmt.Sprintf(`{"model":"sim","input":"%d %s","max_output_tokens":8%s}`, p.sent, harness.Prompt, extra)
 	}
 	a, want := harness.Post(p.t, p.router.URL+path, body), harness.Post(p.t, p.reference.URL()+path, body)
 	if a.Status != 200 || contentOf(a) != contentOf(want) {
@@ -231,9 +234,13 @@ func contentOf(a *harness.Answer) string {
 			Message struct{ Content string }
 		}
 		Content json.RawMessage
+		Output  []struct{ Content json.RawMessage }
 	}
 	_ = json.Unmarshal(a.Body, &v)
 	s := string(v.Content)
+	for _, o := range v.Output {
+		s += string(o.Content)
+	}
 	for _, c := range v.Choices {
 		s += c.Text + c.Message.Content
 	}
@@ -254,11 +261,15 @@ func (p *idsPair) untilIDs(path string) {
 func TestPrefillByIDsAPIs(t *testing.T) {
 	t.Parallel()
 	p := startIDsPair(t, "nixl", simTokenizer{})
-	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages"} {
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
 		p.untilIDs(path)
+		limit := `"max_tokens":1`
+		if path == "/v1/responses" {
+			limit = `"max_output_tokens":1`
+		}
 		const members = `,"cache_salt":"s-1","priority":3,"temperature":0.5,"top_p":0.9`
 		l := p.send(path, members)
-		if body := string(l.Body); !carriesIDs(l) || l.Path != path || !strings.Contains(body, members[1:]) || !strings.Contains(body, `"model":"sim"`) || !strings.Contains(body, `"max_tokens":1`) {
+		if body := string(l.Body); !carriesIDs(l) || l.Path != path || !strings.Contains(body, members[1:]) || !strings.Contains(body, `"model":"sim"`) || !strings.Contains(body, limit) {
 			t.Errorf("%s: prefill leg to %s is %s; want ids, the members %s and one token", path, l.Path, body, members)
 		}
 		all := legs(p.decode)
