@@ -215,6 +215,39 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// TestMovedFile: a file that another program moves or removes is opened again under its name, and no line is lost.
+func TestMovedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.log")
+	w, l := start(t, Options{Output: "file:" + path, Sample: 1, MaxFileBytes: 1 << 20, MaxFiles: 3})
+	holds := func(path, id string) func() bool {
+		return func() bool {
+			text, _ := os.ReadFile(path)
+			return bytes.Contains(text, []byte(`"`+id+`"`))
+		}
+	}
+	logFull(l, "first")
+	testwait.Until(t, "the first line is written", holds(path, "first"))
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	more := func() bool {
+		n++
+		logFull(l, fmt.Sprint("more-", n))
+		testwait.Until(t, "it is written", func() bool { return w.Stats().Written == uint64(n+1) })
+		_, err := os.Stat(path)
+		return err == nil
+	}
+	testwait.Until(t, "the file is there again", more)
+	if !holds(path, fmt.Sprint("more-", n))() || n > 1 && !holds(path+".1", "more-1")() {
+		t.Errorf("after %d more lines the last one is not in the new file, or the first one not in the old file", n)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Until(t, "the removed file is there again", more)
+}
+
 // TestSyslog: each line is a message of its own.
 func TestSyslog(t *testing.T) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")

@@ -1,0 +1,39 @@
+package accesslog
+
+import (
+	"os"
+	"time"
+
+	"gopkg.in/natefinch/lumberjack.v2"
+)
+
+// lookInterval is how often a movableFile looks whether its file is still there.
+const lookInterval = time.Second
+
+// movableFile is a rotated file that others may move or remove, as logrotate does: then it is opened again
+// under its name. Its methods are called by one goroutine.
+type movableFile struct {
+	lumberjack.Logger
+	open   os.FileInfo // what the last write has gone to; nil: not known
+	looked time.Time
+}
+
+// Write implements io.Writer.
+func (f *movableFile) Write(b []byte) (int, error) {
+	if now := time.Now(); now.Sub(f.looked) >= lookInterval {
+		f.looked = now
+		if info, err := os.Stat(f.Filename); f.open != nil && (err != nil || !os.SameFile(info, f.open)) {
+			f.open = nil
+			if err := f.Logger.Close(); err != nil { // the next write opens it
+				return 0, err
+			}
+		}
+	}
+	n, err := f.Logger.Write(b)
+	if f.open == nil && err == nil {
+		if info, failed := os.Stat(f.Filename); failed == nil {
+			f.open = info
+		}
+	}
+	return n, err
+}
