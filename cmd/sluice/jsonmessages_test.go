@@ -18,7 +18,7 @@ import (
 var withoutJSON = map[string]string{
 	"serve": "log.format json", "sidecar": "log.format json",
 	"register":   "it prints no result; its --json is a file to read",
-	"completion": "a script", "config print-defaults": "YAML", "config schema": "it is JSON",
+	"completion": "a script", "config schema": "it is JSON",
 }
 
 // TestJSONFlag: every other command has --json.
