@@ -16,6 +16,7 @@ func (o runObserver) Model(name string) pd.ModelObserver { return o.Metrics.Mode
 // exposeMetrics registers the gauges whose values are read from the router's parts.
 func (r *Router) exposeMetrics() {
 	r.metrics.GaugeFunc(func() float64 { return 1 }, "sluice_build_info", "version", r.version)
+	r.metrics.GaugeFunc(func() float64 { return float64(obs.DroppedLogLines()) }, "sluice_log_lines_dropped_total")
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.LeasedHandles()) }, "sluice_kv_handles_leased")
 	r.metrics.GaugeFunc(func() float64 { return float64(len(r.runner.FailingHandovers())) }, "sluice_models_without_handover")
 	r.metrics.GaugeFunc(r.orphanRanks, "sluice_kv_orphan_ranks")

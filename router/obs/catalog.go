@@ -24,6 +24,7 @@ var Catalog = []Family{
 	{"sluice_time_to_first_token_seconds", "histogram", "endpoint", "Time from the request's head to the first token of a streamed response."},
 	{"sluice_client_connections", "gauge", "", "Open client connections."},
 	{"sluice_fd_limit_events_total", "counter", "event", "Events caused by a shortage of file descriptors: accept_failed (accept paused), rejected (new connections answered with 503), idle_closed (idle keep-alive connections closed)."},
+	{"sluice_log_lines_dropped_total", "counter", "", "Lines of the router's own log that were dropped, because the reader of its output had stalled."},
 	{"sluice_access_log_lines_total", "counter", "result", "Lines of the access log: written, dropped (the output is slower than the requests) or failed (the output returned an error)."},
 	{"sluice_traces_total", "counter", "result", "Traces: exported, dropped (the queue was full) or failed (the collector did not accept them)."},
 	{"sluice_panics_total", "counter", "", "Recovered panics of handlers; each is logged with its stack. Any value above 0 is a bug."},

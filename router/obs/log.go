@@ -50,6 +50,10 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar,
 	return slog.New(handler(newLogOutput(w, note))), least, nil
 }
 
+// DroppedLogLines returns how many lines the loggers of this process have dropped, because the readers of their
+// output had stalled.
+func DroppedLogLines() uint64 { return droppedLogLines.Load() }
+
 // printable escapes the unprintable characters that slog's JSON handler copies.
 type printable struct{ w io.Writer }
 

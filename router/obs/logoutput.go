@@ -3,6 +3,7 @@ package obs
 import (
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,9 @@ const (
 	// atomicWrite is Linux's PIPE_BUF: a pipe that is writable takes as many bytes without blocking.
 	atomicWrite = 4096
 )
+
+// droppedLogLines counts the lines that the process's logs have dropped.
+var droppedLogLines atomic.Uint64
 
 // logOutput writes the lines of a log to a file whose reader may stall: a pipe, a terminal, the socket
 // of a log daemon. A write that blocks would stop each goroutine and event loop that logs, and so all
@@ -47,6 +51,7 @@ func (o *logOutput) Write(line []byte) (int, error) {
 	if o.dropped > 0 {
 		if !o.writable(0) {
 			o.dropped++
+			droppedLogLines.Add(1)
 			return len(line), nil
 		}
 		note := o.note(o.dropped)
@@ -61,6 +66,7 @@ func (o *logOutput) Write(line []byte) (int, error) {
 	for rest := line; len(rest) > 0; {
 		if !o.writable(logWriteTimeout) {
 			o.dropped, o.cut = 1, len(rest) < len(line)
+			droppedLogLines.Add(1)
 			break
 		}
 		n, err := o.file.Write(rest[:min(len(rest), atomicWrite)])
