@@ -2,7 +2,6 @@ package pd
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -47,55 +46,6 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 		c.Reservation.Release()
 		q.skipped = append(q.skipped, c.Rank)
 	}
-}
-
-// hasTargets reports whether the targets of the request can decide a choice.
-func (q *request) hasTargets(query *schedule.Query) bool {
-	return len(query.Candidates) > 1 && (q.tpot > 0 && query.Leg != schedule.PrefillLeg || q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg)
-}
-
-// skipSlowRanks leaves ranks out on which the request is expected to miss more of its targets than on others. It
-// appends them to q.skipped and returns their number.
-func (q *request) skipSlowRanks(query *schedule.Query) int {
-	before, s := len(q.skipped), q.settings.Scheduler
-	misses, targets := make([]int, len(query.Candidates)), ""
-	if q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg {
-		left := q.firstTokenBudget()
-		for i, t := range s.FirstTokens(query) {
-			if t > left {
-				misses[i]++
-			}
-		}
-		targets = "the first token within " + q.ttft.String()
-	}
-	if q.tpot > 0 && query.Leg != schedule.PrefillLeg {
-		tokens := query.PromptTokens + schedule.ExpectedOutput(query.MaxTokens)
-		for i, r := range query.Candidates {
-			if s.StepTime(r, tokens) > q.tpot {
-				misses[i]++
-			}
-		}
-		if targets != "" {
-			targets += ", "
-		}
-		targets += "each output token within " + q.tpot.String()
-	}
-	fewest, usable := math.MaxInt, 0
-	for i, r := range query.Candidates {
-		if !slices.Contains(q.skipped[:before], r) {
-			fewest, usable = min(fewest, misses[i]), usable+1
-		}
-	}
-	for i, r := range query.Candidates {
-		if misses[i] > fewest && !slices.Contains(q.skipped[:before], r) {
-			q.skipped = append(q.skipped, r)
-		}
-	}
-	slow := len(q.skipped) - before
-	if slow > 0 {
-		s.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks were left out, because the request is expected to miss more of its targets there: %s", slow, usable, targets))
-	}
-	return slow
 }
 
 // skips reports whether a choice leaves a rank out: it is at a load limit or, if the choice was left

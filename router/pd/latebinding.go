@@ -1,0 +1,200 @@
+package pd
+
+import (
+	"time"
+
+	"sluice/router/admission"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// chosenPrefill is the choice of a prefill leg that was made while the request waited, with the joint
+// choice of which it is a part.
+type chosenPrefill struct {
+	choice schedule.Choice
+	joint  *schedule.JointChoice
+}
+
+// releaseAdmitted gives back what TryStart has reserved.
+func (q *request) releaseAdmitted() {
+	q.reservedDecode.Reservation.Release()
+	q.reservedDecode, q.startsAtDecode = schedule.Choice{}, false
+	p := &q.reservedPrefill
+	p.choice.Reservation.Release()
+	if p.joint != nil {
+		p.joint.Prefill.Reservation.Release()
+		p.joint.Decode.Reservation.Release()
+	}
+	*p = chosenPrefill{}
+	q.endUndecided()
+}
+
+// TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.
+func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admission.Verdict {
+	q.backlogged = backlogged
+	q.refreshCandidates()
+	leg := q.firstLeg()
+	candidates := q.candidates(leg)
+	if q.hasLostPrefill() {
+		*emptySince = time.Time{}
+		return q.startAtDecode()
+	}
+	if len(candidates) == 0 || q.plan.Family != nil && len(q.plan.Decode) == 0 && !q.prefillOnly {
+		return q.awaitWorkers(emptySince)
+	}
+	*emptySince = time.Time{}
+	if q.yields() {
+		return admission.NotNow
+	}
+	if !q.hasCapacity() {
+		q.preempt()
+		if len(q.excluded) > 0 {
+			return admission.NotNow // others of its group may use these ranks
+		}
+		return admission.NoCapacity
+	}
+	if now := time.Now(); len(q.overlaps) > 0 && now.Sub(q.lookedUp) > overlapAge {
+		q.lookedUp = now
+		q.lookUpOverlap(now)
+	}
+	if q.prefersFullRank(leg, candidates) {
+		return admission.NotNow
+	}
+	q.bindLate = true
+	ok := q.reserveFirstLeg(candidates)
+	q.bindLate = false
+	if !ok {
+		return admission.NotNow // another request was faster
+	}
+	return admission.Started
+}
+
+// overlapAge is how old the look-up of a waiting request's prefix may be when its rank is chosen.
+const overlapAge = 200 * time.Millisecond
+
+// prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
+// its prompt that the first token is expected earlier there. It does so for admission.affinity_wait at
+// most, counted from when it could first start elsewhere.
+func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Rank) bool {
+	s := q.settings
+	if s.admission.AffinityWait == 0 || !s.Scheduler.ChoosesByCost() {
+		return false
+	}
+	query := q.newQuery(leg, candidates)
+	best, ok := s.Scheduler.Preview(&query)
+	if !ok || best.CachedTokens == 0 || q.isFree(leg, best.Rank) {
+		return false
+	}
+	q.skipped = append(q.skipped[:0], q.excluded...)
+	for _, r := range candidates {
+		if !q.isFree(leg, r) {
+			q.skipped = append(q.skipped, r)
+		}
+	}
+	query.Excluded = q.skipped
+	other, ok := s.Scheduler.Preview(&query)
+	if !ok || q.firstTokenIn(&best) >= q.firstTokenIn(&other) {
+		return false
+	}
+	now := time.Now()
+	if q.affinitySince.IsZero() {
+		q.affinitySince = now
+	}
+	return now.Sub(q.affinitySince) < s.admission.AffinityWait
+}
+
+// firstTokenIn returns the forecast of the time to the first token on a rank.
+func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {
+	s := q.settings.Scheduler
+	return s.StartIn(c.Rank) + s.PrefillTime(c.Rank, max(q.promptTokens()-c.CachedTokens, 1))
+}
+
+// reserveFirstLeg chooses among the ranks with capacity.
+func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
+	switch {
+	case q.prefillOnly:
+		c, ok := q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		q.reservedPrefill.choice = c
+		return ok
+	case q.plan.Family == nil:
+		c, ok := q.choose(schedule.WholeLeg, candidates)
+		q.reservedDecode = c
+		return ok
+	case q.choosesJointly():
+		c, ok := q.chooseJointly(q.notifyingCandidates(candidates))
+		if ok {
+			q.reservedPrefill.joint = &c
+		}
+		return ok
+	}
+	c, ok := q.choose(schedule.PrefillLeg, q.notifyingCandidates(candidates))
+	q.reservedPrefill.choice = c
+	if ok {
+		q.beginUndecided()
+	}
+	return ok
+}
+
+// takeReservedPrefill returns the choice of the prefill leg that TryStart has made, once. ok is false
+// if there is none, or its rank is no longer ready.
+func (q *request) takeReservedPrefill() (c schedule.Choice, ok bool) {
+	c, q.reservedPrefill.choice = q.reservedPrefill.choice, schedule.Choice{}
+	if c.Rank == nil {
+		return c, false
+	}
+	if state, _ := c.Rank.Worker.State(); state != worker.Ready {
+		c.Reservation.Release()
+		return schedule.Choice{}, false
+	}
+	c.Reservation.Start()
+	return c, true
+}
+
+// takeReservedJoint is takeReservedPrefill for a joint choice of both legs.
+func (q *request) takeReservedJoint() (c schedule.JointChoice, ok bool) {
+	if q.reservedPrefill.joint == nil {
+		return c, false
+	}
+	c, q.reservedPrefill.joint = *q.reservedPrefill.joint, nil
+	return c, true
+}
+
+// awaitWorkers is TryStart of a request whose leg has no ready worker. It waits for one for
+// timeouts.pool_wait, counted from when the waiting requests that may use the same ranks had none. Then it
+// goes on, and is refused as a request that found none at its arrival.
+func (q *request) awaitWorkers(emptySince *time.Time) admission.Verdict {
+	now := time.Now()
+	if emptySince.IsZero() {
+		*emptySince = now
+	}
+	if now.Sub(*emptySince) < q.settings.Timeouts.PoolWait {
+		return admission.NoCapacity
+	}
+	q.waited = q.settings.Timeouts.PoolWait
+	return admission.Started
+}
+
+// hasLostPrefill reports whether a request with two legs has no prefill worker any more, and decode may compute its
+// prompt.
+func (q *request) hasLostPrefill() bool {
+	return q.plan.Family != nil && !q.prefillOnly && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly()
+}
+
+// startAtDecode is TryStart of a request that has lost its prefill workers (hasLostPrefill): it reserves a decode
+// rank with capacity, which runs the request as a whole.
+func (q *request) startAtDecode() admission.Verdict {
+	if !q.anyFree(schedule.WholeLeg, q.plan.Decode) {
+		if len(q.excluded) > 0 {
+			return admission.NotNow // others of its group may use these ranks
+		}
+		return admission.NoCapacity
+	}
+	q.bindLate = true
+	c, ok := q.choose(schedule.WholeLeg, q.plan.Decode)
+	q.bindLate = false
+	if !ok {
+		return admission.NotNow // another request was faster
+	}
+	q.reservedDecode, q.startsAtDecode = c, true
+	return admission.Started
+}
