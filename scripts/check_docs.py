@@ -97,15 +97,19 @@ def package_folders():
 
 
 def check_hops(section):
-    """Compares the hop counts of the flow tables with the functions listed."""
-    total = 0
+    """Compares the hop counts of the flow tables with the functions listed, and those of the prose before them."""
+    total, stated = 0, None
     for line in section.splitlines():
         cells = [c.strip(" *") for c in line.strip("|").split("|")]
+        stated = next(iter(re.findall(r"\b(\d+) hops\b", line)), stated)
         if not line.startswith("|") or cells[0] == "stage":
             total = 0
         elif cells[0] == "total":
             if total != int(cells[-1]):
                 faults.append(f"ARCHITECTURE.md: a flow has {total} hops, its total says {cells[-1]}")
+            if stated != cells[-1]:
+                faults.append(f"ARCHITECTURE.md: the text before a flow of {cells[-1]} hops says {stated}")
+            stated = None
         elif cells[-1].isdigit():
             total += int(cells[-1])
             if "→" in line and line.count("→") + 1 != int(cells[-1]):

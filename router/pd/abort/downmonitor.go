@@ -76,7 +76,7 @@ func (v *DownMonitor) isDown(now time.Time) bool {
 }
 
 // Finish stops the monitor. It returns false if the engine went down and the monitor has cancelled
-// the call. finish works on nil and then returns true.
+// the call. Finish works on nil and then returns true.
 func (v *DownMonitor) Finish() bool {
 	if v == nil {
 		return true

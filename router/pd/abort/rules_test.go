@@ -1,6 +1,8 @@
 package abort
 
 import (
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,32 @@ func TestAbortRulesAreComplete(t *testing.T) {
 			if both := rule.Cancel == CancelBoth || rule.Cancel == CancelPrefillFirst; both && !concurrent {
 				t.Errorf("class %d, phase %d: cancels a second leg that there is not", class, phase)
 			}
+		}
+	}
+}
+
+// TestRuleTable checks that the table in ARCHITECTURE.md has the rules.
+func TestRuleTable(t *testing.T) {
+	text, err := os.ReadFile("../../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancels := map[CancelRule]string{
+		CancelNothing: "CancelNothing", CancelNow: "CancelNow", CancelBoth: "CancelBoth", CancelAfterAnswer: "CancelAfterAnswer", CancelAfterAdmission: "CancelAfterAdmission",
+		CancelPrefillFirst: "CancelPrefillFirst", CancelByRelay: "CancelByRelay", CancelByRelayAfterGrace: "CancelByRelayAfterGrace",
+	}
+	reclaims := map[ReclaimRule]string{ReclaimNothing: "ReclaimNothing", ReclaimByRelease: "ReclaimByRelease", ReclaimByDecode: "ReclaimByDecode", ReclaimAfterGrace: "ReclaimAfterGrace"}
+	for class, name := range [legClasses]string{classUnleased: "classUnleased", classLeased: "classLeased", classRoom: "classRoom", classTransfer: "classTransfer"} {
+		want := "| `" + name + "` |"
+		for _, rule := range rules[class] {
+			if rule == (Rule{}) {
+				want += " – |"
+			} else {
+				want += " `" + cancels[rule.Cancel] + "`, `" + reclaims[rule.Reclaim] + "` |"
+			}
+		}
+		if !strings.Contains(string(text), want+"\n") {
+			t.Errorf("ARCHITECTURE.md lacks the row %s", want)
 		}
 	}
 }
