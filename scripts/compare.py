@@ -51,6 +51,7 @@ ENGINES, PROXY = 0, 1  # cores
 CACHE = os.path.join(os.environ.get("SLUICE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sluice"), "compare")
 PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2", "smg": "1.13.0"}
 BASE = "haproxy"
+QUIET_WAIT = 180  # seconds to wait at most until the load average has fallen to BUSY
 BUSY = 0.7  # load average before a run above which the page says that it is worth little
 SIZES = [200, 4_000, 64_000, 1_000_000]
 KINDS = {"new": "new each time", "same": "repeated", "load": "token ids, half of them new"}
@@ -628,12 +629,12 @@ def page(f, about):
 
 def readme_row(f, about):
     """Returns the row of README.md, of whatever has been measured."""
-    said = []
+    reported = []
 
     def ratio(text, key, base):
         r = f.ratio(key, base)
         if r:
-            said.append(text % r)
+            reported.append(text % r)
 
     for kind, text in (("new", "a request that is not streamed costs, of haproxy's CPU: with a new prompt of 4 KB of text %.2f"), ("same", "with the same prompt again %.2f"),
                        ("load", "with 4 KB of token ids that the client gives, half of them new, %.2f")):
@@ -641,10 +642,10 @@ def readme_row(f, about):
     ratio("an event of a stream costs %.2f of haproxy's", ("event", "sluice"), ("event", BASE))
     others = [r for r in (f.ratio(("json", n, "new", 4_000), ("json", BASE, "new", 4_000)) for n in PEERS) if r]
     if others:
-        said.append("the other routers' new prompt of 4 KB of text %.2f to %.2f" % (min(others), max(others)))
+        reported.append("the other routers' new prompt of 4 KB of text %.2f to %.2f" % (min(others), max(others)))
     if about["busy"]:
-        said.append("measured on a busy machine")
-    return "| `make compare` | Sluice beside haproxy, nginx, vllm-router, sglang-router and smg on the same mock engines | %s ([docs/compare.md](docs/compare.md)) |" % "; ".join(said)
+        reported.append("measured on a busy machine")
+    return "| `make compare` | Sluice beside haproxy, nginx, vllm-router, sglang-router and smg on the same mock engines | %s ([docs/compare.md](docs/compare.md)) |" % "; ".join(reported)
 
 
 def write_readme(f, about):
@@ -699,6 +700,15 @@ def main():
         sys.exit("compare: Sluice itself could not be measured: " + "; ".join(failed))
 
 
+def await_quiet():
+    """Waits until what ran before, such as the build, has left the load average."""
+    end = time.time() + QUIET_WAIT
+    if os.getloadavg()[0] > BUSY:
+        say("waiting up to %d s until the load average, %.1f now, is at most %.1f" % (QUIET_WAIT, os.getloadavg()[0], BUSY))
+    while os.getloadavg()[0] > BUSY and time.time() < end:
+        time.sleep(2)
+
+
 def measure(a):
     if not os.path.exists(b.SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
@@ -709,6 +719,8 @@ def measure(a):
         p.install()
         if p.missing:
             print("skip  %s: %s" % (p.name, p.missing), flush=True)
+    if not a.quick:
+        await_quiet()
     began, load_before = time.time(), os.getloadavg()[0]
     bench = Bench(proxies, a)
     sections = [("json", lambda: bench.json("latency" in a.sections)), ("streams", bench.streams), ("pd", lambda: bench.pd("vllm")), ("pd", lambda: bench.pd("sglang"))]
