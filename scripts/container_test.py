@@ -29,12 +29,12 @@ LIMITS = [f"--ulimit={name}={hard}:{hard}" for name, limit in (("nofile", resour
 failed = False
 
 
-def check(what, ok, said=""):
+def check(what, ok, detail=""):
     global failed
     print(("ok    " if ok else "FAIL  ") + what, flush=True)
     if not ok:
         failed = True
-        print("      " + str(said).strip().replace("\n", "\n      "), flush=True)
+        print("      " + str(detail).strip().replace("\n", "\n      "), flush=True)
     return ok
 
 
@@ -109,20 +109,20 @@ def runs(podman, image, what, expected):
     """Runs an image as docs/install.md says, with a read-only root file system."""
     # Without systemd podman has no timers for health checks.
     hardened = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", *LIMITS, "--network", "host", "--pull=never"]
-    said = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "version", "--json")
-    info = json.loads(said.stdout) if said.returncode == 0 else {}
-    check(f"{what}: version --json has the version and the commit", {"version": info.get("version"), "commit": info.get("commit"), "date": info.get("date")} == expected, said.stdout + said.stderr)
+    result = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "version", "--json")
+    info = json.loads(result.stdout) if result.returncode == 0 else {}
+    check(f"{what}: version --json has the version and the commit", {"version": info.get("version"), "commit": info.get("commit"), "date": info.get("date")} == expected, result.stdout + result.stderr)
     tokenizer = {item["name"]: item for item in info.get("optional_libraries", [])}.get("tokenizer", {})
     if not shutil.which("cargo"):
         print(f"skip  {what}, the native tokenizer: no cargo", flush=True)
     else:
         check(f"{what}: the native tokenizer loads: {tokenizer.get('detail', '')[:80]}", tokenizer.get("state") == "ok", info)
-    said = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "check")
-    check(f"{what}: check accepts its configuration", said.returncode == 0, said.stdout + said.stderr)
+    result = podman.run("run", "--rm", "--no-healthcheck", *hardened, image, "check")
+    check(f"{what}: check accepts its configuration", result.returncode == 0, result.stdout + result.stderr)
     port = output(sys.executable, "-c", "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])")
     name = "sluice-container-test"
-    said = podman.run("run", "-d", "--name", name, "--health-interval=disable", *hardened, "-e", f"SLUICE_LISTEN=127.0.0.1:{port}", "-e", "SLUICE_ADMIN_LISTEN=127.0.0.1:0", image)
-    if not check(f"{what}: podman run --read-only", said.returncode == 0, said.stderr):
+    result = podman.run("run", "-d", "--name", name, "--health-interval=disable", *hardened, "-e", f"SLUICE_LISTEN=127.0.0.1:{port}", "-e", "SLUICE_ADMIN_LISTEN=127.0.0.1:0", image)
+    if not check(f"{what}: podman run --read-only", result.returncode == 0, result.stderr):
         return
     try:
         end, health = time.monotonic() + 20, None
@@ -134,10 +134,10 @@ def runs(podman, image, what, expected):
         if not check(f"{what}: the health check", health.returncode == 0, health.stdout + health.stderr + podman.run("logs", name).stderr):
             return
         if podman.run("image", "inspect", "--format", "{{.HealthCheck}}", image).stdout.strip() not in ("", "<nil>"):
-            said = podman.run("healthcheck", "run", name)
-            check(f"{what}: podman healthcheck run", said.returncode == 0, said.stdout + said.stderr)
-        said = podman.run("exec", name, "/usr/bin/sluice", "reload", "--dry-run")
-        check(f"{what}: a command in the container finds the router by its volume", said.returncode == 0, said.stdout + said.stderr)
+            result = podman.run("healthcheck", "run", name)
+            check(f"{what}: podman healthcheck run", result.returncode == 0, result.stdout + result.stderr)
+        result = podman.run("exec", name, "/usr/bin/sluice", "reload", "--dry-run")
+        check(f"{what}: a command in the container finds the router by its volume", result.returncode == 0, result.stdout + result.stderr)
         pid = podman.must("inspect", "--format", "{{.State.Pid}}", name)
         with open(f"/proc/{pid}/status", encoding="utf-8") as f:
             status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
@@ -151,10 +151,10 @@ def runs(podman, image, what, expected):
 
 
 def archive(podman, path):
-    said = podman.run("pull", "-q", "docker-archive:" + path, timeout=300)
-    if not check("podman pull docker-archive", said.returncode == 0, said.stderr):
+    result = podman.run("pull", "-q", "docker-archive:" + path, timeout=300)
+    if not check("podman pull docker-archive", result.returncode == 0, result.stderr):
         return
-    image = said.stdout.strip().splitlines()[-1]
+    image = result.stdout.strip().splitlines()[-1]
     _, labels = settings(podman, image)
     expected = {"version": labels.get("org.opencontainers.image.version"), "commit": output("git", "rev-parse", "HEAD"), "date": output("git", "log", "-1", "--format=%cI")}
     runs(podman, image, "archive", expected)
@@ -165,9 +165,9 @@ def containerfile(podman, work, other):
     options = base_images(podman, work)
     expected = {"version": "0-containerfile-test", "commit": output("git", "rev-parse", "HEAD"), "date": output("git", "log", "-1", "--format=%cI")}
     began = time.monotonic()
-    said = podman.run("build", "--isolation=chroot", *options, *LIMITS, "-f", "scripts/packaging/Containerfile", "--ignorefile", "scripts/packaging/Containerfile.dockerignore", "--format", "docker", "-t", "sluice-containerfile-test",
+    result = podman.run("build", "--isolation=chroot", *options, *LIMITS, "-f", "scripts/packaging/Containerfile", "--ignorefile", "scripts/packaging/Containerfile.dockerignore", "--format", "docker", "-t", "sluice-containerfile-test",
                       *(word for name, value in expected.items() for word in ("--build-arg", f"{name.upper()}={value}")), ".", cwd=ROOT, timeout=1500)
-    if not check(f"podman build of the Containerfile, in {time.monotonic() - began:.0f} s", said.returncode == 0, (said.stdout + said.stderr)[-3000:]):
+    if not check(f"podman build of the Containerfile, in {time.monotonic() - began:.0f} s", result.returncode == 0, (result.stdout + result.stderr)[-3000:]):
         return
     image = "localhost/sluice-containerfile-test"
     if other:

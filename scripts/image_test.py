@@ -34,12 +34,12 @@ def skip(what, why):
     print(f"skip  {what}: {why}", flush=True)
 
 
-def check(what, ok, said=""):
+def check(what, ok, detail=""):
     global failed
     print(("ok    " if ok else "FAIL  ") + what, flush=True)
     if not ok:
         failed = True
-        print("      " + str(said).strip().replace("\n", "\n      "), flush=True)
+        print("      " + str(detail).strip().replace("\n", "\n      "), flush=True)
     return ok
 
 
@@ -84,9 +84,9 @@ def imports(path, image, work):
         return
     for kind in ("oci-archive", "docker-archive"):
         target = os.path.join(work, kind)
-        said = subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", f"{kind}:{path}", f"dir:{target}"], capture_output=True, text=True, check=False)
+        result = subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", f"{kind}:{path}", f"dir:{target}"], capture_output=True, text=True, check=False)
         config = image.manifest["config"]["digest"].partition(":")[2]
-        check(f"skopeo reads it as {kind}, with the same configuration", said.returncode == 0 and os.path.exists(os.path.join(target, config)), said.stderr)
+        check(f"skopeo reads it as {kind}, with the same configuration", result.returncode == 0 and os.path.exists(os.path.join(target, config)), result.stderr)
 
 
 def unpack(layers, root):
@@ -155,9 +155,9 @@ def libraries(container, root, info):
     check("the image has the libraries of the native tokenizer: " + ", ".join(needed), needed and not absent, absent)
     state = {item["name"]: item for item in info.get("optional_libraries", [])}.get("tokenizer", {})
     check("version --json finds the native tokenizer: " + state.get("detail", "")[:100], state.get("state") == "ok" and path in state["detail"], info)
-    said = container.run(["doctor", "--json"])
-    found = [f for f in json.loads(said.stdout).get("findings", []) if f["name"] == "tokenizer"] if said.stdout else []
-    check("doctor loads the native tokenizer and passes its self-test", len(found) == 1 and found[0]["state"] == "ok", said.stdout + said.stderr)
+    result = container.run(["doctor", "--json"])
+    found = [f for f in json.loads(result.stdout).get("findings", []) if f["name"] == "tokenizer"] if result.stdout else []
+    check("doctor loads the native tokenizer and passes its self-test", len(found) == 1 and found[0]["state"] == "ok", result.stdout + result.stderr)
 
 
 def get(port, path):
@@ -257,18 +257,18 @@ def main():
         info = json.loads(version.stdout) if version.returncode == 0 else {}
         check("version --json: version, commit, date", info.get("version") == labels["org.opencontainers.image.version"] and info.get("commit") == revision and info.get("date") == created, version.stdout + version.stderr)
         libraries(container, root, info)
-        check("check accepts the configuration", (said := container.run(["check"])).returncode == 0, said.stdout + said.stderr)
-        said = container.run(["sidecar", "--listen", "256.0.0.1:1", "--engine", "http://127.0.0.1:1"])
-        check("the sidecar's command reads its flags, not the router's file", said.returncode != 0 and "256.0.0.1" in said.stderr and "sluice.yaml" not in said.stderr, said.stdout + said.stderr)
+        check("check accepts the configuration", (result := container.run(["check"])).returncode == 0, result.stdout + result.stderr)
+        result = container.run(["sidecar", "--listen", "256.0.0.1:1", "--engine", "http://127.0.0.1:1"])
+        check("the sidecar's command reads its flags, not the router's file", result.returncode != 0 and "256.0.0.1" in result.stderr and "sluice.yaml" not in result.stderr, result.stdout + result.stderr)
         serves(container, work, "read-only root with the image's volume", list(config["Volumes"]))
         serves(container, work, "read-only root, nothing writable, no admin listener", [], admin="off")
         wheels = sorted(glob.glob(os.path.join(os.environ.get("SLUICE_CACHE") or os.path.expanduser("~/.cache/sluice"), "nixl-*")))
         if wheels:
             os.makedirs(os.path.join(root, "opt/nixl"))
             library = "/opt/nixl/" + os.path.relpath(glob.glob(wheels[-1] + "/.nixl*.libs/libnixl_capi.so")[0], wheels[-1])
-            said = container.run(["version", "--json"], binds=[(wheels[-1], "/opt/nixl")], environment=["SLUICE_NIXL_LIBRARY=" + library])
-            state = {item["name"]: item for item in json.loads(said.stdout)["optional_libraries"]}
-            check("NIXL loads where it is mounted: " + state["nixl"]["detail"][:100], state["nixl"]["state"] in ("ok", "limited"), said.stdout)
+            result = container.run(["version", "--json"], binds=[(wheels[-1], "/opt/nixl")], environment=["SLUICE_NIXL_LIBRARY=" + library])
+            state = {item["name"]: item for item in json.loads(result.stdout)["optional_libraries"]}
+            check("NIXL loads where it is mounted: " + state["nixl"]["detail"][:100], state["nixl"]["state"] in ("ok", "limited"), result.stdout)
         else:
             skip("NIXL in the image", "no wheel in the cache (scripts/nixl-wheel.sh)")
     finally:

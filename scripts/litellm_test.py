@@ -25,12 +25,12 @@ MASTER_KEY = "sk-of-this-test"
 failed = False
 
 
-def check(what, ok, said=""):
+def check(what, ok, reported=""):
     global failed
     print(("ok    " if ok else "FAIL  ") + what, flush=True)
     if not ok:
         failed = True
-        print("      " + str(said).strip()[-3000:].replace("\n", "\n      "), flush=True)
+        print("      " + str(reported).strip()[-3000:].replace("\n", "\n      "), flush=True)
     return ok
 
 

@@ -97,9 +97,9 @@ class Fleet:
         end = time.time() + 20
         while not self.ready(o.engines):
             if time.time() > end:
-                said = "".join(open(os.path.join(self.dir.name, f)).read()[-500:] for f in sorted(os.listdir(self.dir.name)))
+                reported = "".join(open(os.path.join(self.dir.name, f)).read()[-500:] for f in sorted(os.listdir(self.dir.name)))
                 self.close()
-                sys.exit("the router did not become ready; is another run using the ports? (--port)\n" + said)
+                sys.exit("the router did not become ready; is another run using the ports? (--port)\n" + reported)
             time.sleep(0.1)
 
     def start(self, args, env=None):

@@ -116,8 +116,8 @@ def main():
     try:
         for _ in range(a.restarts):
             time.sleep(a.every * (0.5 + random.random()))
-            said = subprocess.run([SLUICE, "restart"], env=env, capture_output=True, text=True, check=True).stdout
-            pid = int(said.split()[1])
+            reported = subprocess.run([SLUICE, "restart"], env=env, capture_output=True, text=True, check=True).stdout
+            pid = int(reported.split()[1])
     finally:
         stop.set()
         for t in threads:

@@ -109,7 +109,7 @@ func runRegister(ctx context.Context, o *registerFlags, stderr io.Writer) int {
 	if c.ID == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return fail(fmt.Errorf("cannot tell this machine's name: %w; want --id", err))
+			return fail(fmt.Errorf("cannot determine the host name: %w; want --id", err))
 		}
 		c.ID = host + "-" + strings.TrimPrefix(a.Role, "-")
 	}

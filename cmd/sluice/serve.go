@@ -91,7 +91,7 @@ func serve(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) i
 	}
 	slog.SetDefault(log) // package log, which libraries use, writes to it
 	for _, w := range append(argWarnings(ctx), cfg.Warnings()...) {
-		log.Warn("the configuration may not say what was meant", "warning", w)
+		log.Warn("the configuration may not be what you meant", "warning", w)
 	}
 	fdlimit.GrowTable()
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given})

@@ -73,7 +73,7 @@ func runSidecar(ctx context.Context, flags *config.SidecarFlags, stdout, stderr 
 	}
 	slog.SetDefault(log) // package log, which libraries use, writes to it
 	for _, w := range append(argWarnings(ctx), cfg.InputWarnings()...) {
-		log.Warn("the configuration may not say what was meant", "warning", w)
+		log.Warn("the configuration may not be what you meant", "warning", w)
 	}
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, Sidecar: flags})
 	if err != nil {

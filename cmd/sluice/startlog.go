@@ -37,7 +37,7 @@ func printFailure(stderr io.Writer, format, command, reason string) {
 		return
 	}
 	if log, _, err := obs.NewLogger(stderr, "info", format); err == nil {
-		log.Error("the router does not run", "error", reason)
+		log.Error("cannot start the router", "error", reason)
 	}
 }
 

@@ -186,8 +186,11 @@ func forEachTextFile(t *testing.T, do func(path string, text []byte)) {
 // scriptName matches the words of the console's scripts, pages and styles.
 var scriptName = regexp.MustCompile(`[A-Za-z_][A-Za-z_0-9]*`)
 
-// namesIn lists the names that a file declares: in Go at any depth, and in the console every word.
-func namesIn(t *testing.T, path string, text []byte) []string {
+// pythonName matches the declarations of Python: functions with their parameters, classes, variables and members.
+var pythonName = regexp.MustCompile(`(?m)^\s*(?:def|class) (\w+\([^)]*\)|\w+)|^\s*(?:for )?((?:self\.)?\w+(?:, (?:self\.)?\w+)*) (?:=|in) `)
+
+// namesIn lists the names that a file declares: in Go and Python at any depth, and in the console every word.
+func namesIn(t *testing.T, path string, text []byte) (list []string) {
 	t.Helper()
 	switch filepath.Ext(path) {
 	case ".go":
@@ -196,6 +199,13 @@ func namesIn(t *testing.T, path string, text []byte) []string {
 			t.Fatal(err)
 		}
 		return declaredNames(file)
+	case ".py":
+		for _, match := range pythonName.FindAllSubmatch(text, -1) {
+			for _, names := range match[1:] {
+				list = append(list, scriptName.FindAllString(string(names), -1)...)
+			}
+		}
+		return list
 	case ".js", ".html", ".css":
 		return scriptName.FindAllString(string(text), -1)
 	}

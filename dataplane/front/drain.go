@@ -19,7 +19,7 @@ const (
 	// finalResponseTime is the time for the last responses at the end of a drain: an error
 	// event for streams, a 503 for requests without a response.
 	finalResponseTime = 500 * time.Millisecond
-	// drainGrace is how long requests that the drain has cut may take to end.
+	// drainGrace is how long requests that the drain has cancelled may take to end.
 	drainGrace = time.Second
 	// acceptDrainTime is how long connections that were accepted while the listener closed
 	// may take until they are counted.
@@ -28,8 +28,8 @@ const (
 
 // Shutdown closes the listener, refuses new requests on kept-alive connections with status 503
 // and Connection: close, and waits for running requests and streams until ctx ends. Then it
-// cuts them: streams with an error event, requests without a response with a 503. It returns
-// nil if it had to cut nothing. A second Shutdown also waits, and may end the first one
+// cancels them: streams with an error event, requests without a response with a 503. It returns
+// nil if it had to cancel nothing. A second Shutdown also waits, and may end the first one
 // earlier.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.closeAfterResponse.Store(true)
@@ -47,7 +47,7 @@ func (s *Server) CloseAfterResponse() { s.closeAfterResponse.Store(true) }
 // makes every further response the last one of its connection. Idle connections go to
 // successor if it accepts them. Others, and all with TLS, stay open for IdleTimeout, because
 // closing one may lose a request that is on its way. New requests on them are served. When
-// only running requests are left, they have the time drain, and are then cut as by Shutdown.
+// only running requests are left, they have the time drain, and are then cancelled as by Shutdown.
 // When ctx ends, idle connections that cannot be passed are closed.
 func (s *Server) Retire(ctx context.Context, successor Successor, drain time.Duration) error {
 	return s.retire(ctx, successor, s.options().IdleTimeout+idleGrace, drain)
@@ -149,34 +149,34 @@ func (c *conn) hasUnread() (is bool) {
 // closeIdle closes the connections that are idle.
 func (s *Server) closeIdle() { s.conns.shutdownIf((*conn).idle) }
 
-// waitIdle waits until no connection is open, or cuts those that are left when ctx ends.
+// waitIdle waits until no connection is open, or cancels those that are left when ctx ends.
 func (s *Server) waitIdle(ctx context.Context, idle func()) error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
-	var cutAt time.Time
-	cut := 0
+	var cancelledAt time.Time
+	cancelled := 0
 	for {
 		idle()
 		open := s.conns.len()
 		switch {
-		case open == 0 && cut == 0:
+		case open == 0 && cancelled == 0:
 			return nil
 		case open == 0:
-			return fmt.Errorf("front: cut %d connections at the end of the drain: %w", cut, ctx.Err())
-		case cut > 0 && time.Since(cutAt) > drainGrace:
-			return fmt.Errorf("front: %d of %d connections cut at the end of the drain are still served: %w", open, cut, ctx.Err())
+			return fmt.Errorf("front: cancelled %d connections at the drain deadline: %w", cancelled, ctx.Err())
+		case cancelled > 0 && time.Since(cancelledAt) > drainGrace:
+			return fmt.Errorf("front: %d of %d connections that were cancelled at the drain deadline are still open: %w", open, cancelled, ctx.Err())
 		}
-		if cut > 0 {
+		if cancelled > 0 {
 			<-tick.C
 			continue
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			cut, cutAt = open, time.Now()
+			cancelled, cancelledAt = open, time.Now()
 			s.initial.Log.Warn("the drain deadline has passed; requests in progress are cancelled", "connections", open)
 			s.drainExpired.Store(true)
-			for left := open - s.conns.cancelStreams() - s.respondDrained(); s.conns.len() > left && time.Since(cutAt) < finalResponseTime; {
+			for left := open - s.conns.cancelStreams() - s.respondDrained(); s.conns.len() > left && time.Since(cancelledAt) < finalResponseTime; {
 				<-tick.C
 			}
 			s.conns.shutdownIf(func(*conn) bool { return true })

@@ -31,7 +31,7 @@ type drainTarget = atomic.Pointer[httpExchange]
 // incompleteRequest stands for a request without an exchange.
 var incompleteRequest = new(httpExchange)
 
-const drainedMessage = "the router is shutting down, and the answer to this request had not begun; send it again, another will answer"
+const drainedMessage = "the router is shutting down and had sent no response to this request; send it again, another router will serve it"
 
 // setDrainTarget allows a drain to respond to this exchange from now on.
 func (x *httpExchange) setDrainTarget() {

@@ -63,7 +63,7 @@ func (x *httpExchange) checkHops() bool {
 	hops := 0
 	for hop := range bytes.SplitSeq(passed, []byte{','}) {
 		if hops++; string(bytes.TrimSpace(hop)) == pseudonym {
-			x.Error(LoopDetected, "", "this router has sent the request itself: one of its workers is this router, or leads back to it", 0)
+			x.Error(LoopDetected, "", "routing loop: one of this router's workers is this router, or leads back to it", 0)
 			return false
 		}
 		if hops > maxHops {

@@ -37,7 +37,7 @@ func TestLoopIsDetected(t *testing.T) {
 	addr.Store(&r.addr)
 	c := r.dial()
 	c.send(chatPost(hello))
-	if resp, body := c.readResponse(); resp.StatusCode != 508 || !strings.Contains(body, "this router has sent the request itself") || calls.Load() != 1 {
+	if resp, body := c.readResponse(); resp.StatusCode != 508 || !strings.Contains(body, "routing loop") || calls.Load() != 1 {
 		t.Errorf("%d %s after %d calls", resp.StatusCode, body, calls.Load())
 	}
 }
@@ -54,7 +54,7 @@ func TestHops(t *testing.T) {
 		{[]string{"a,b", "c"}, 200, `"a,b,c,` + pseudonym + `"`},
 		{[]string{strings.Repeat("a,", maxHops-1) + "a"}, 200, ""},
 		{[]string{strings.Repeat("a,", maxHops) + "a"}, 508, "more than 8 routers"},
-		{[]string{"a, " + pseudonym + " ,b"}, 508, "sent the request itself"},
+		{[]string{"a, " + pseudonym + " ,b"}, 508, "routing loop"},
 		{[]string{"a", pseudonym}, 508, "loop_detected"},
 	} {
 		var lines []string

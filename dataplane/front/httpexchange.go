@@ -325,6 +325,6 @@ func (x *httpExchange) acquireResponseBudget(n int) bool {
 	if x.responseCount.Acquire(membudget.SizeOf(n + membudget.Page)) {
 		return true
 	}
-	x.Error(BudgetExhausted, "", "the memory for bodies is spent: the response cannot be buffered; try again", budgetRetry)
+	x.Error(BudgetExhausted, "", "limits.memory_budget is exhausted: the response cannot be buffered; try again", budgetRetry)
 	return false
 }

@@ -336,7 +336,7 @@ func (c *conn) hasPartialHead() bool {
 	return false
 }
 
-const headMemoryMessage = "the memory for request bodies and long heads (limits.memory_budget) is spent; try again"
+const headMemoryMessage = "limits.memory_budget is exhausted by bodies and long heads; try again"
 
 // rejectPartialHead answers a client whose head is incomplete at its deadline or exceeds the
 // memory budget. It sends as much as the socket accepts without waiting, and shuts down the

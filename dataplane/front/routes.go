@@ -195,14 +195,14 @@ func (x *httpExchange) infer() {
 func (x *httpExchange) handle() {
 	x.srv.initial.Handler.ServeInference(x)
 	if x.responseState == responsePending {
-		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
+		x.Log().Error("the handler returned without a response", "endpoint", x.Endpoint.Path)
 		x.Error(Internal, "", "the router did not answer this request", 0)
 	}
 }
 
 // rejectDraining refuses a request during a drain.
 func (x *httpExchange) rejectDraining() {
-	x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
+	x.Error(Draining, "", "this router is shutting down; send the request again, another router will serve it", drainRetry)
 }
 
 // isJSON reports whether a Content-Type is application/json, with any parameters, or missing.

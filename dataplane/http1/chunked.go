@@ -83,8 +83,8 @@ var minFraming = [...]int{
 }
 
 var (
-	// ErrBodyTooLarge is returned when a chunk goes beyond the limit of the body.
-	ErrBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
+	// ErrBodyTooLarge is returned when the chunked body exceeds the size limit.
+	ErrBodyTooLarge = errors.New("the chunked body exceeds the size limit")
 	errFraming      = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
 		"8 bytes for each and the body itself")
 	errTrailers = errors.New("its trailers are not well-formed header lines: " +

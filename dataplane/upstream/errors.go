@@ -21,7 +21,7 @@ var (
 	ErrTooLarge       = errors.New("the body exceeds the limit")
 	// ErrMemory: the router has no memory for the response, see ReadAllBudgeted. It says nothing
 	// about the engine.
-	ErrMemory = errors.New("the memory for bodies (limits.memory_budget) is spent")
+	ErrMemory = errors.New("limits.memory_budget is exhausted")
 	// ErrContentEncoding: the router never requests a content coding, and could not find private
 	// members under one.
 	ErrContentEncoding = errors.New("the answer has a content coding that was not asked for")

@@ -124,9 +124,9 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 	if err != nil {
 		r.wireSockets.cancelHandOver()
 		if errors.Is(err, errStopping) {
-			r.log.Info("not restarted; this process ends", "error", err)
+			r.log.Info("restart failed; this process exits", "error", err)
 		} else {
-			r.log.Error("not restarted; this process continues", "error", err)
+			r.log.Error("restart failed; this process continues", "error", err)
 		}
 		return 0, err
 	}

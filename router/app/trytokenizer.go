@@ -32,7 +32,7 @@ func (t *tokenizers) try(name string, from modelFolder, notes *loadNotes) (strin
 	text, chat := tryPrompt(to, name, tokenize.Completion, `{"prompt":"Hello, world"}`), tryPrompt(to, name, tokenize.Chat, `{"messages":[{"role":"user","content":"Hello, world"}]}`)
 	switch {
 	case text == 0:
-		notes.warnings = append(notes.warnings, "it gives no ids for a text")
+		notes.warnings = append(notes.warnings, "it cannot tokenize a text")
 	case chat == 0 && len(notes.all) == 0:
 		notes.all = append(notes.all, "it gives no ids for a chat: chats are tokenized here only with a template that chat_template names or an engine reports")
 	}

@@ -51,7 +51,7 @@ func TestTryTokenizer(t *testing.T) {
 		"tekken":             {converted{model}, map[string]string{"tekken.json": "{}"}, "a text has 12 ids; only completions are tokenized here: the engines render the model's chats: mistral-common", ""},
 		"no template":        {without{letters: model, chat: true}, map[string]string{"tokenizer.json": "{}", "tokenizer_config.json": `{"chat_template":null}`}, "a text has 12 ids; it gives no ids for a chat: chats are tokenized here only with a template", ""},
 		"bad template":       {without{letters: model, chat: true}, templated, "", "cannot render a chat template: the engines tokenize the prompts that select it: no filter called x"},
-		"no texts":           {without{letters: model, text: true}, templated, "", "it gives no ids for a text"},
+		"no texts":           {without{letters: model, text: true}, templated, "", "it cannot tokenize a text"},
 		"no files":           {model, map[string]string{}, "", "tokenizer.json: no such file"},
 		"unreadable setting": {model, templated, "", "nowhere.jinja"},
 	} {

@@ -205,7 +205,7 @@ func (r *request) writeSampling(o *object, p modelPool) error {
 	case p.maxLen > len(r.tokens):
 		o.number(most, p.maxLen-len(r.tokens)) // an engine's own default is 16 or 128
 	case p.maxLen > 0:
-		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(p.maxLen) + ", which the model takes in all"}
+		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(p.maxLen) + ", the model's maximum length"}
 	default:
 		return &FieldError{Field: "stop_conditions.max_tokens", Got: "nothing, and the model's length is not known", Want: rules[fMaxTokens].want}
 	}

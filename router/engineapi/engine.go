@@ -186,7 +186,7 @@ func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, prin
 		return err
 	}
 	if maxTokens := p.pool.longestKnown; maxTokens > 0 && len(r.tokens) > maxTokens {
-		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(maxTokens) + ", which the model takes in all"}
+		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(maxTokens) + ", the model's maximum length"}
 	}
 	if err := r.media(p.pool.blockSize); err != nil {
 		return err

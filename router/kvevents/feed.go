@@ -157,16 +157,16 @@ func (f *feed) wait() {
 	for len(f.inbox.queue) == 0 {
 		f.setTimer()
 		f.mu.Unlock()
-		rung := false
+		timeIsUp := false
 		select {
 		case <-f.wakeCh:
-			rung = true
+			timeIsUp = true
 		case <-f.timer.C:
 		case <-f.ctx.Done():
-			rung = true
+			timeIsUp = true
 		}
 		f.mu.Lock()
-		if rung {
+		if timeIsUp {
 			return
 		}
 		f.timerAt = time.Time{}

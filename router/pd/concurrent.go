@@ -529,7 +529,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		q.applyFailure(b.rank, "prefill", failure{suspect: died, down: died}, err)
 	}
 	if q.suspects >= maxSuspects {
-		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
+		q.refuse(reason, fmt.Sprintf("%d engines failed while they served this request; it is not sent to a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
 		return legAnswered
 	}
 	return q.retryHandover(b.rank, reason, err)

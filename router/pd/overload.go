@@ -67,11 +67,11 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 	case 0:
 		return false
 	case halfOpen:
-		q.refuse(front.NoWorker, fmt.Sprintf("all %d %s ranks for model %q that could take the request have failed recently and get one request at a time",
+		q.refuse(front.NoWorker, fmt.Sprintf("all %d %s ranks for model %q that could take the request have failed recently: their breakers are half open, with one request each",
 			full, legName(leg), q.pool.Model), time.Second)
 		return true
 	}
-	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at a bound of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens, or the workers' own)",
+	q.refuse(front.PoolOverloaded, fmt.Sprintf("all %d %s ranks for model %q that could take the request are at their limits of requests or of prompt tokens (limits.rank_requests, limits.rank_tokens, or the workers' own)",
 		full, legName(leg), q.pool.Model), time.Second)
 	return true
 }

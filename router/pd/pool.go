@@ -22,7 +22,7 @@ func (q *request) resolvePool() bool {
 	q.applyView(opt.Fleet.View())
 	q.internModel()
 	if q.pool != nil && q.plan.Unservable {
-		q.refuse(front.UnknownRoute, fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.req.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
+		q.refuse(front.UnknownRoute, fmt.Sprintf("the workers of model %q do not support %s, with prefill and decode apart (family %s) or together: %s", q.pool.Model, q.req.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
 		return false
 	}
 	if q.missingRole() == "" {

@@ -246,7 +246,7 @@ func (q *request) endFailedPrefill(l *prefillLeg, err error) prefillEnd {
 		return prefillAnswered
 	}
 	if q.suspects >= maxSuspects {
-		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
+		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they served this request; it is not sent to a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
 		return prefillAnswered
 	}
 	return q.nextPrefill(f.down)

@@ -34,7 +34,7 @@ func (q *request) resolvePrompt() {
 	}
 	if !q.accountPrompt() {
 		q.estimatePrompt()
-		q.prompt.Err = "the memory for bodies (limits.memory_budget) is spent"
+		q.prompt.Err = "limits.memory_budget is exhausted"
 		return
 	}
 	q.tokenizePrompt()

@@ -12,7 +12,7 @@ import (
 // from any goroutine.
 type Sweeper[T any] struct {
 	interval time.Duration
-	check    func(t *T, now time.Time) (onDuty bool)
+	check    func(t *T, now time.Time) (active bool)
 	active   atomic.Bool // a round is due
 
 	mu    sync.Mutex

@@ -79,11 +79,11 @@ class Departures:
         if self.until(self.idle, LEASE + 15) is None:
             raise RuntimeError("the engines still have blocks in use")
 
-    def until(self, condition, patience, pause=0.1):
-        """Returns the seconds until condition() is true, or None after `patience` seconds."""
+    def until(self, condition, timeout, pause=0.1):
+        """Returns the seconds until condition() is true, or None after `timeout` seconds."""
         begun = time.monotonic()
         while not condition():
-            if time.monotonic() - begun > patience:
+            if time.monotonic() - begun > timeout:
                 return None
             time.sleep(pause)
         return time.monotonic() - begun
@@ -329,7 +329,7 @@ class Departures:
         slow = max(range(2), key=lambda i: times[i])
         row("duration of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
         for i, answer in enumerate(answers):
-            seen, expected = prompts.said(CHAT, answer), prompts.said(CHAT, self.alone(CHAT, bodies[i]))
+            seen, expected = prompts.generated(CHAT, answer), prompts.generated(CHAT, self.alone(CHAT, bodies[i]))
             row(f"text of request {i}", short(expected), short(seen), seen == expected and seen)
         seen = self.ours("sluice_fallbacks_total", kind="lease_expired")
         row("leases that the router considered expired", 1, seen, seen == 1)

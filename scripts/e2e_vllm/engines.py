@@ -98,9 +98,9 @@ class Engine:
         self.process.stop()
 
 
-def wait_ready(engines, patience=1800):
+def wait_ready(engines, timeout=1800):
     """Waits until all engines answer /health; prints a line every 15 s."""
-    begun = said = time.monotonic()
+    begun = reported = time.monotonic()
     waiting = list(engines)
     while waiting:
         for engine in list(waiting):
@@ -114,11 +114,11 @@ def wait_ready(engines, patience=1800):
             say(f"{engine.name}: ready after {time.monotonic() - begun:.0f} s")
             waiting.remove(engine)
         now = time.monotonic()
-        if waiting and now - begun > patience:
+        if waiting and now - begun > timeout:
             names = ", ".join(e.name for e in waiting)
-            raise RuntimeError(f"not ready after {patience} s: {names}\n{waiting[0].process.log_tail()}")
-        if waiting and now - said > 15:
-            said = now
+            raise RuntimeError(f"not ready after {timeout} s: {names}\n{waiting[0].process.log_tail()}")
+        if waiting and now - reported > 15:
+            reported = now
             names = ", ".join(e.name for e in waiting)
             say(f"waiting for {names} ({now - begun:.0f} s; imports take a minute, longer on a busy machine)")
         time.sleep(0.5)

@@ -118,4 +118,4 @@ class Stream(threading.Thread):
         answer = http_calls.post(url, self.path, {**self.body, "cache_salt": f"alone-{time.time_ns()}"})
         usage = answer.json()["usage"]
         pairs = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
-        return prompts.said(self.path, answer), next(tuple(usage[k] for k in pair) for pair in pairs if pair[0] in usage)
+        return prompts.generated(self.path, answer), next(tuple(usage[k] for k in pair) for pair in pairs if pair[0] in usage)

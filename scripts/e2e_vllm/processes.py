@@ -78,15 +78,15 @@ class Process:
         os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
 
-    def stop(self, patience=20):
-        """Sends SIGTERM to the child, and after at most `patience` seconds SIGKILL to the group.
+    def stop(self, timeout=20):
+        """Sends SIGTERM to the child, and after at most `timeout` seconds SIGKILL to the group.
 
         Returns the exit status of the child.
         """
         if self.alive():
             self.popen.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(patience)
+                self.popen.wait(timeout)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         return self.popen.wait()

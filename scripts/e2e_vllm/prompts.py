@@ -41,7 +41,7 @@ def generate(token_ids):
     }
 
 
-def said(path, answer, streamed=False):
+def generated(path, answer, streamed=False):
     """Returns the text (or token ids) of the first choice, or the body of an error."""
     if answer.status != 200:
         return f"{answer.status} {answer.text()[:300]}"

@@ -87,11 +87,11 @@ class Abandoned:
         # Another client's requests run on the same engine while blocks are released.
         others, stop = [], threading.Event()
         body = prompts.chat(prompts.text(120))
-        expected = prompts.said(CHAT, http_calls.post(engine.url, CHAT, body))
+        expected = prompts.generated(CHAT, http_calls.post(engine.url, CHAT, body))
 
         def work():
             while not stop.is_set():
-                others.append(prompts.said(CHAT, http_calls.post(engine.url, CHAT, body)) == expected)
+                others.append(prompts.generated(CHAT, http_calls.post(engine.url, CHAT, body)) == expected)
 
         usage = Usage(engine)
         try:
@@ -128,7 +128,7 @@ class Abandoned:
         for i in range(4):
             body = prompts.chat(prompts.text(60 + 30 * i))
             answer = router.ask(CHAT, body)
-            same += answer.headers.get("X-Sluice-Prefill-Worker") is not None and prompts.said(CHAT, answer) == self.alone(CHAT, body)
+            same += answer.headers.get("X-Sluice-Prefill-Worker") is not None and prompts.generated(CHAT, answer) == self.alone(CHAT, body)
         report.equal("4 hand-overs afterwards have the text of decode alone", 4, same)
 
     def kept(self, router):

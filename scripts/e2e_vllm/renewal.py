@@ -43,7 +43,7 @@ def check(report, router, engine, decode, gate, alone):
     slow = max(range(2), key=lambda i: times[i])
     report.row("duration of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
     for i, answer in enumerate(answers):
-        report.equal(f"text of request {i}", alone(CHAT, bodies[i]), prompts.said(CHAT, answer))
+        report.equal(f"text of request {i}", alone(CHAT, bodies[i]), prompts.generated(CHAT, answer))
     with open(engine.process.log, encoding="utf-8", errors="replace") as log:
         again = f"renewed-{slow}-2" in log.read()
     report.equal("its prompt was prefilled again, by prefill's log", False, again)

@@ -31,8 +31,8 @@ class Router:
             raise RuntimeError(f"the router did not start:\n{self.process.log_tail()}")
         self.url = line if line.startswith("http") else "http://" + line
 
-    def wait_ready(self, patience=120):
-        end = time.monotonic() + patience
+    def wait_ready(self, timeout=120):
+        end = time.monotonic() + timeout
         answer = None
         while time.monotonic() < end:
             if not self.process.alive():

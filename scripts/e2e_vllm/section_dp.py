@@ -52,8 +52,8 @@ class Section:
             answer = self.router.ask("/v1/completions", body)
             rank = int(answer.headers["X-Sluice-Rank"])
             counts[rank] += 1
-            seen = prompts.said("/v1/completions", answer)
-            expected = prompts.said("/v1/completions", self.alone("/v1/completions", body, rank))
+            seen = prompts.generated("/v1/completions", answer)
+            expected = prompts.generated("/v1/completions", self.alone("/v1/completions", body, rank))
             if seen != expected:
                 wrong.append((rank, short(seen), short(expected)))
         after = self.engine.metrics()
@@ -75,7 +75,7 @@ class Section:
             body = prompts.chat(prompts.text(80))
             answer = self.router.ask(path, body)
             body["messages"] += [
-                {"role": "assistant", "content": prompts.said(path, answer)},
+                {"role": "assistant", "content": prompts.generated(path, answer)},
                 {"role": "user", "content": "and back?"},
             ]
             chats.append((body, int(answer.headers["X-Sluice-Rank"])))

@@ -91,8 +91,8 @@ class Section:
             self.report.row("its answer's tokens: those of the decode instance alone", short(choice["token_ids"]), short(seen["token_ids"]),
                             seen["token_ids"] and seen["token_ids"] == choice["token_ids"])  # fmt: skip
             self.report.row("and its text", short(choice["message"]["content"]), short(seen["text"]), seen["text"] == choice["message"]["content"])
-            said = dict(c.split(": ", 1) for c in seen["comments"])
-            self.report.equal("its decision names both workers", ("p1", "d1"), (said.get("prefill_worker_id"), said.get("worker_id")))
+            reported = dict(c.split(": ", 1) for c in seen["comments"])
+            self.report.equal("its decision names both workers", ("p1", "d1"), (reported.get("prefill_worker_id"), reported.get("worker_id")))
         self.report.equal("NIXL transfers that decode finished for these", len(messages), int(d1.sum(transfers) - d0.sum(transfers)))
         prompt_tokens = sum(len(t["prompt_token_ids"]) for t in conversations)
         self.report.equal("prompt tokens that prefill computed", prompt_tokens, int(p1.source("local_compute") - p0.source("local_compute")))

@@ -43,8 +43,8 @@ class Whole(threading.Thread):
             self.error = error
         self.took = time.monotonic() - begun
 
-    def said(self):
-        return prompts.said(self.path, self.answer) if self.answer else f"{self.error}"
+    def generated(self):
+        return prompts.generated(self.path, self.answer) if self.answer else f"{self.error}"
 
 
 def core_of(engine):
@@ -109,8 +109,8 @@ class Section:
                 return int(float(line.rsplit(" ", 1)[1]))
         return 0
 
-    def wait_for(self, text, count, patience=60):
-        end = time.monotonic() + patience
+    def wait_for(self, text, count, timeout=60):
+        end = time.monotonic() + timeout
         while time.monotonic() < end:
             if self.metrics().count(text) >= count:
                 return True
@@ -147,8 +147,8 @@ class Section:
                 report.row(f"a stream{' on the frozen engine' if stream in held else ''}: the text of an engine alone", f"{len(expected)} characters", f"{len(text)}, wrong: {wrong}", text == expected and not wrong)
             for request in whole:
                 alone = http_calls.post(engines["e2"].url, path, {**request.body, "cache_salt": f"alone-{time.time_ns()}"})
-                expected = prompts.said(path, alone)
-                report.row("a whole answer: the text of an engine alone", f"{len(expected)} characters", f"{len(request.said())}, after {request.took:.1f} s", request.said() == expected)
+                expected = prompts.generated(path, alone)
+                report.row("a whole answer: the text of an engine alone", f"{len(expected)} characters", f"{len(request.generated())}, after {request.took:.1f} s", request.generated() == expected)
             by = {self.router.ask(path, prompts.chat(prompts.text())).headers["X-Sluice-Worker"] for _ in range(4)}
             report.equal("workers that serve requests while it is frozen", {"e2"}, by)
         finally:

@@ -20,9 +20,9 @@ LEASE = 30
 HITS = "vllm:prefix_cache_hits_total"
 
 
-def until(condition, patience, pause=0.25):
-    """Polls until condition() is true or `patience` seconds have passed; returns its last value."""
-    end = time.monotonic() + patience
+def until(condition, timeout, pause=0.25):
+    """Polls until condition() is true or `timeout` seconds have passed; returns its last value."""
+    end = time.monotonic() + timeout
     while not (value := condition()) and time.monotonic() < end:
         time.sleep(pause)
     return value
@@ -107,7 +107,7 @@ class Section:
                 begun = time.monotonic()
                 answer = self.router.ask(path, {**body, "stream": streamed})
                 say(f"{path}{' streamed' if streamed else ''}: {answer.status} in {time.monotonic() - begun:.2f} s")
-                asked.append((path, streamed, body, prompts.said(path, answer, streamed)))
+                asked.append((path, streamed, body, prompts.generated(path, answer, streamed)))
         transfers = "vllm:nixl_xfer_time_seconds_count"
         until(lambda: self.d.metrics().sum(transfers) - d0.sum(transfers) >= len(asked), 30)
         p1, d1 = self.p.metrics(), self.d.metrics()
@@ -116,7 +116,7 @@ class Section:
         for path, streamed, body, seen in asked:
             alone = self.alone(path, body)
             tokens += alone.json()["usage"]["prompt_tokens"]
-            expected = prompts.said(path, alone)
+            expected = prompts.generated(path, alone)
             name = f"`{path}`{', streamed' if streamed else ''}: the text of the decode instance alone"
             self.report.row(name, short(expected), short(seen), seen == expected and seen)
 
@@ -147,13 +147,13 @@ class Section:
             ("/v1/messages", prompts.chat(prompts.text())),
             ("/inference/v1/generate", prompts.generate(self.token_ids(prompts.text()))),
         ):
-            seen = prompts.said(path, self.router.ask(path, body))
+            seen = prompts.generated(path, self.router.ask(path, body))
             if path == "/v1/messages":
                 # Anthropic's request has no salt, so the reference is the same chat in OpenAI's format.
                 reference = "/v1/chat/completions"
             else:
                 reference = path
-            expected = prompts.said(reference, self.alone(reference, body))
+            expected = prompts.generated(reference, self.alone(reference, body))
             name = f"`{path}`: the text of the decode instance alone"
             self.report.row(name, short(expected), short(seen), seen == expected and seen)
         transfers = "vllm:nixl_xfer_time_seconds_count"
@@ -194,7 +194,7 @@ class Section:
         time.sleep(2)  # for the events of the first turn
         before = [e.metrics().sum(HITS) for e in (self.p, self.d)]
         body["messages"] += [
-            {"role": "assistant", "content": prompts.said("/v1/chat/completions", first)},
+            {"role": "assistant", "content": prompts.generated("/v1/chat/completions", first)},
             {"role": "user", "content": "and back?"},
         ]
         second = self.router.ask("/v1/chat/completions", body)
@@ -205,8 +205,8 @@ class Section:
             "second turn of a chat: cached tokens predicted",
             f"{hits[0]} (prefill's hits; decode has {hits[1]})", predicted, predicted == hits[0] > 0,
         )  # fmt: skip
-        expected = prompts.said("/v1/chat/completions", self.alone("/v1/chat/completions", body))
-        seen = prompts.said("/v1/chat/completions", second)
+        expected = prompts.generated("/v1/chat/completions", self.alone("/v1/chat/completions", body))
+        seen = prompts.generated("/v1/chat/completions", second)
         self.report.row("its text", short(expected), short(seen), seen == expected)
 
     def odd_prompts(self):
@@ -218,8 +218,8 @@ class Section:
             ("3000 tokens", [300 + (i * i) % 3001 for i in range(3000)]),
         ):
             body = prompts.completions(ids)
-            seen = prompts.said("/v1/completions", self.router.ask("/v1/completions", body))
-            expected = prompts.said("/v1/completions", self.alone("/v1/completions", body))
+            seen = prompts.generated("/v1/completions", self.router.ask("/v1/completions", body))
+            expected = prompts.generated("/v1/completions", self.alone("/v1/completions", body))
             self.report.row(f"a prompt of {name}", short(expected), short(seen), seen == expected and seen)
 
     def forbidden(self):
@@ -319,8 +319,8 @@ class Section:
             f"within {limit} s (lease {LEASE} s, and polling)", f"{took:.1f} s", took < limit,
         )  # fmt: skip
         body = prompts.completions(prompts.text())
-        seen = prompts.said("/v1/completions", self.router.ask("/v1/completions", body))
-        expected = prompts.said("/v1/completions", self.alone("/v1/completions", body))
+        seen = prompts.generated("/v1/completions", self.router.ask("/v1/completions", body))
+        expected = prompts.generated("/v1/completions", self.alone("/v1/completions", body))
         self.report.row("the next request", short(expected), short(seen), seen == expected)
 
     def ending(self):

@@ -28,7 +28,7 @@ class Section(section_transfers.Section):
             request, streamed = f"{router.process.name}-{i}", i % 2 == 1
             body = prompts.chat(prompts.text(40 + 20 * i))
             answer = router.ask(CHAT, {**body, "stream": streamed}, {"X-Request-Id": request})
-            same += prompts.said(CHAT, answer, streamed) == self.alone(CHAT, body)
+            same += prompts.generated(CHAT, answer, streamed) == self.alone(CHAT, body)
             account = self.account(router, request)
             states.append((account["outcome"].get("transfer") or {}).get("state"))
         report.equal(f"{count} answers have the text of decode alone", count, same)

@@ -28,8 +28,8 @@ CHAT = "/v1/chat/completions"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def until(condition, patience, pause=0.1):
-    end = time.monotonic() + patience
+def until(condition, timeout, pause=0.1):
+    end = time.monotonic() + timeout
     while not (value := condition()) and time.monotonic() < end:
         time.sleep(pause)
     return value
@@ -194,7 +194,7 @@ class Section:
 
     def alone(self, path, body):
         """Returns the text of the decode engine without the router and without a cached prefix."""
-        return prompts.said(path, http_calls.post(self.engines["d1"].url, path, {**body, "cache_salt": f"alone-{time.time_ns()}"}))
+        return prompts.generated(path, http_calls.post(self.engines["d1"].url, path, {**body, "cache_salt": f"alone-{time.time_ns()}"}))
 
     @contextlib.contextmanager
     def router(self, name, env):
@@ -259,7 +259,7 @@ class Section:
             request, streamed = f"{router.process.name}-{i}", i % 2 == 1
             body = prompts.chat(prompts.text(40 + 20 * i))
             answer = router.ask(CHAT, {**body, "stream": streamed}, {"X-Request-Id": request})
-            texts.append(bool(prompts.said(CHAT, answer, streamed)) and answer.status == 200)
+            texts.append(bool(prompts.generated(CHAT, answer, streamed)) and answer.status == 200)
             outcome = self.account(router, request)["outcome"]
             transfer = outcome.get("transfer") or {}
             seen.append((request, answer.headers.get("X-Sluice-Prefill-Worker"), transfer.get("state"), transfer.get("bytes"), transfer.get("took_ms"), transfer.get("after_ms")))
@@ -306,7 +306,7 @@ class Section:
         account = self.account(router, request)
         report.equal("its client got an answer", 200, answer.status)
         report.equal("prefill ran again on", "p2", answer.headers.get("X-Sluice-Prefill-Worker"))
-        report.equal("with the text of the decode engine alone", self.alone(CHAT, body), prompts.said(CHAT, answer))
+        report.equal("with the text of the decode engine alone", self.alone(CHAT, body), prompts.generated(CHAT, answer))
         lost = [n for n in account.get("notes") or [] if n["text"].startswith("transfer_")]
         report.row("the record has the reason", "a transfer_ note", [n["text"] for n in lost], bool(lost))
         if lost:
@@ -345,14 +345,14 @@ class Section:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            with open(log, encoding="utf-8", errors="replace") as said:
-                said.seek(size)
+            with open(log, encoding="utf-8", errors="replace") as logged:
+                logged.seek(size)
                 # The kernel frees the memory of a killed process before it closes its connections,
                 # which takes long for gigabytes.
                 marks = {
                     "api": lambda: not lives(p1.process.popen.pid),
                     "gone": lambda: not any(map(lives, pids)),
-                    "said": lambda: "REMOTE_DISCONNECT" in said.read(),
+                    "logged": lambda: "REMOTE_DISCONNECT" in logged.read(),
                 }
                 end = time.monotonic() + 60
                 while marks and time.monotonic() < end:
@@ -364,13 +364,13 @@ class Section:
                     time.sleep(0.002)
 
         times = self.lost(router, kill)
-        until(lambda: "gone" in times and "said" in times, 30)
-        after = {k: times.get(k, 1e9) - times["killed"] for k in ("api", "gone", "said", "known", "answered")}
+        until(lambda: "gone" in times and "logged" in times, 30)
+        after = {k: times.get(k, 1e9) - times["killed"] for k in ("api", "gone", "logged", "known", "answered")}
         report.note(
             "times after the kill: the API server had ended after {api:.2f} s, the whole engine after {gone:.2f} s; decode's NIXL reported the loss of its peer "
-            "after {said:.2f} s; the router noticed after {known:.2f} s; the client had its complete answer, through p2, after {answered:.2f} s".format(**after)
+            "after {logged:.2f} s; the router noticed after {known:.2f} s; the client had its complete answer, through p2, after {answered:.2f} s".format(**after)
         )
-        late = after["known"] - min(after["gone"], after["said"])
+        late = after["known"] - min(after["gone"], after["logged"])
         report.row("the router notices, after the engine's processes have ended or decode's NIXL has reported it", "within 0.5 s", "before" if late < 0 else f"{late * 1000:.0f} ms", late < 0.5)
 
 

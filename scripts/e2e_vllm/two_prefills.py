@@ -63,7 +63,7 @@ class TwoPrefills:
             workers.append(answer.headers["X-Sluice-Prefill-Worker"])
             predicted.append(int(answer.headers["X-Sluice-Cached-Tokens"]))
             hit.append(int(engine.metrics().sum(HITS) - before))
-            equal += prompts.said(CHAT, answer) == prompts.said(CHAT, self.alone(CHAT, body))
+            equal += prompts.generated(CHAT, answer) == prompts.generated(CHAT, self.alone(CHAT, body))
         began = [worker for _, worker in chats]
         self.report.equal("their second turns run prefill where their first turn did", began, workers)
         self.report.row("cached tokens predicted", "above 0 each", predicted, min(predicted) > 0)
@@ -75,7 +75,7 @@ class TwoPrefills:
         body = prompts.chat(prompts.text(80))
         answer = self.router.ask(CHAT, body)
         body["messages"] += [
-            {"role": "assistant", "content": prompts.said(CHAT, answer)},
+            {"role": "assistant", "content": prompts.generated(CHAT, answer)},
             {"role": "user", "content": "and back?"},
         ]
         return body, answer.headers["X-Sluice-Prefill-Worker"]
@@ -90,7 +90,7 @@ class TwoPrefills:
             body = prompts.chat(prompts.text())
             answer = self.router.ask(CHAT, body)
             workers.append(answer.headers.get("X-Sluice-Prefill-Worker"))
-            seen, expected = prompts.said(CHAT, answer), prompts.said(CHAT, self.alone(CHAT, body))
+            seen, expected = prompts.generated(CHAT, answer), prompts.generated(CHAT, self.alone(CHAT, body))
             if seen != expected:
                 wrong.append((short(seen), short(expected)))
         self.report.row(

@@ -37,7 +37,7 @@ class ZmqChannel:
 
     def send(self, line: bytes) -> bool:
         try:
-            # A moment's patience: right after connect there is no peer yet.
+            # Right after connect there is no peer yet: wait a moment.
             if self._socket.poll(250, self._zmq.POLLOUT) == 0:
                 return False
             self._socket.send(line, self._zmq.NOBLOCK)

@@ -94,10 +94,10 @@ class WatchTest(unittest.TestCase):
         worker = Odd()
         watch = Watch(worker, self.got.append)
         worker._reqs_to_send = {"r": (1.0, "another form of deadline")}
-        with self.assertLogs("vllm.sluice_connector", "WARNING") as said:
+        with self.assertLogs("vllm.sluice_connector", "WARNING") as reported:
             for _ in range(3):
                 self.assertEqual(watch.overdue(), set())
-        self.assertEqual(len(said.output), 1, "once")
+        self.assertEqual(len(reported.output), 1, "once")
         before, Telemetry.totalBytes = Telemetry.totalBytes, "many"
         self.addCleanup(setattr, Telemetry, "totalBytes", before)
         with self.assertLogs("vllm.sluice_connector", "WARNING"):

@@ -203,8 +203,8 @@ func TestTargetDespiteLongPrompts(t *testing.T) {
 	}
 }
 
-// TestRetryAfterIsTheForecast: a request that is refused because others go before it is told to come back when
-// these are expected to have started.
+// TestRetryAfterIsTheForecast: Retry-After of a request that is refused because others go before it is the
+// time until these are expected to have started.
 func TestRetryAfterIsTheForecast(t *testing.T) {
 	e := harness.StartSim(t, slowPrefill)
 	r := harness.StartRouter(t, twoClasses, harness.SimWorker(e, worker.Aggregated, "a"))

@@ -338,7 +338,7 @@ func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
 	go func() { tries <- harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")) }()
 	testwait.UntilWithin(t, 10*time.Second, "it is tried", func() bool { return rank.Requests.Load() == 1 })
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
-	if a.Status != 503 || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "one request at a time") {
+	if a.Status != 503 || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "one request each") {
 		t.Errorf("%d %s", a.Status, a.Body)
 	}
 	if a := <-tries; a.Status != 200 {

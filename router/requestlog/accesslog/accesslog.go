@@ -114,7 +114,7 @@ func New(opt Options) (*Writer, error) {
 			return nil, fmt.Errorf("accesslog: %w", err)
 		}
 		f.Close()
-		w.out = &movableFile{Logger: lumberjack.Logger{Filename: address, MaxSize: int(max(opt.MaxFileBytes>>20, 1)), MaxBackups: opt.MaxFiles}}
+		w.out = &rotatedFile{Logger: lumberjack.Logger{Filename: address, MaxSize: int(max(opt.MaxFileBytes>>20, 1)), MaxBackups: opt.MaxFiles}}
 	case "syslog":
 		if w.out, err = syslog.Dial(network, address, syslog.LOG_INFO|syslog.LOG_DAEMON, "sluice"); err != nil {
 			return nil, fmt.Errorf("accesslog: cannot reach syslog: %w", err)

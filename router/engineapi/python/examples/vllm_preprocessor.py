@@ -30,7 +30,7 @@ class Preprocessor:
 
     async def chat(self, request: Request, context: Context):
         """Pieces of text as they come, each with the tokens since the last and the router's comments."""
-        ids, said = [], 0
+        ids, reported = [], 0
         async with self.engine.generate(request, context) as answer:
             async for item in answer:
                 if item.is_error():
@@ -40,9 +40,9 @@ class Preprocessor:
                 text = self.tokenizer.decode(ids, skip_special_tokens=True)
                 if text.endswith("\ufffd"):  # half a character: the next tokens complete it; the last one vLLM drops too
                     going = item.data() and item.data().finish_reason is None
-                    text = text[:said] if going else text.rstrip("\ufffd")
-                yield text[said:], new, item.comments()
-                said = len(text)
+                    text = text[:reported] if going else text.rstrip("\ufffd")
+                yield text[reported:], new, item.comments()
+                reported = len(text)
 
 
 async def main() -> None:

@@ -80,9 +80,9 @@ class Fleet:
         self.engines: list[Process] = []
         self.args = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", f"engine_api.unix_socket={self.socket}", *serve]
         try:
-            for flag, args, *said in engines:
+            for flag, args, *reported in engines:
                 self.engines.append(Process("sim", *args))
-                self.args += [flag, self.engines[-1].url + "".join(said)]
+                self.args += [flag, self.engines[-1].url + "".join(reported)]
             self.start()
         except BaseException:
             self.end()

@@ -53,9 +53,9 @@ class Families(AsyncCase):
         self.assertEqual(last.finish_reason, "length")
         usage = last.completion_usage
         self.assertEqual((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (50, 40, 90))
-        said = [c.split(":")[0] for c in items[0].comments()]
-        self.assertIn("worker_id", said)
-        self.assertEqual("prefill_worker_id" in said, legs == 2, said)
+        reported = [c.split(":")[0] for c in items[0].comments()]
+        self.assertIn("worker_id", reported)
+        self.assertEqual("prefill_worker_id" in reported, legs == 2, reported)
         if same:
             self.assertEqual(tokens, await asyncio.to_thread(fleet.undisturbed, prompt(50), 40))
 

@@ -158,8 +158,8 @@ class EngineClient:
                 why = e
             await asyncio.sleep(min(wait, max(0.0, end - loop.time())))
             wait = min(2 * wait, _LONGEST_WAIT)
-        said = str(why) or "no answer"
-        raise CannotConnect(f"{s.address}: not within {s.connect_timeout:g} s: {said}") from why
+        reported = str(why) or "no answer"
+        raise CannotConnect(f"{s.address}: not within {s.connect_timeout:g} s: {reported}") from why
 
     def _leave(self, conn: Connection) -> None:
         """Records that conn takes no new requests."""

@@ -7,19 +7,19 @@ import (
 	"gopkg.in/natefinch/lumberjack.v2"
 )
 
-// lookInterval is how often a movableFile looks whether its file is still there.
+// lookInterval is how often a rotatedFile looks whether its file is still there.
 const lookInterval = time.Second
 
-// movableFile is a rotated file that others may move or remove, as logrotate does: then it is opened again
+// rotatedFile is a rotated file that others may move or remove, as logrotate does: then it is opened again
 // under its name. Its methods are called by one goroutine.
-type movableFile struct {
+type rotatedFile struct {
 	lumberjack.Logger
 	open   os.FileInfo // what the last write has gone to; nil: not known
 	looked time.Time
 }
 
 // Write implements io.Writer.
-func (f *movableFile) Write(b []byte) (int, error) {
+func (f *rotatedFile) Write(b []byte) (int, error) {
 	if now := time.Now(); now.Sub(f.looked) >= lookInterval {
 		f.looked = now
 		if info, err := os.Stat(f.Filename); f.open != nil && (err != nil || !os.SameFile(info, f.open)) {
