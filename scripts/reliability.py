@@ -105,7 +105,7 @@ POINTS = [
      [(E2E + "abort", "TestClientAbortsWhilePrefillAnswers", r"abandoned prefills were free"), (E2E + "abort", "TestLateAbortsLeaveNothingLeased", r"all blocks were free after"), (E2E + "abort", "TestAbandonedDecodeEndsByItself")]),
     ("Hot restarts under clients that keep connections",
      "the new process receives idle connections; no POST is lost",
-     [(E2E + "restart", "TestRestartKeepsIdleConnections"), (E2E + "restart", "TestRestartLosesNoPost", r"restarts, \d+ POSTs"), (FRONT, "TestHandOffLosesNothing", r"requests answered")]),
+     [(E2E + "restart", "TestRestartKeepsIdleConnections"), (E2E + "restart", "TestRestartLosesNoPost", r"restarts, \d+ POSTs"), (FRONT, "TestPassedConnectionsLoseNothing", r"requests answered")]),
     ("A thousand workers, and a thousand KV feeds",
      "idle workers cost little, a dead one is detected within 5 s; feeds share a few threads and take one descriptor each; after all engines restart the feeds recover beside requests. The CPU of a message differs between the rates by more than the goal of 20 %, which is not met: a message that is read alone costs a system call of its own (docs/events.md)",
      [(FLEET, "TestDeadAmongMany", r"workers; .*: out after"), (FLEET, "TestCPUOfManyWorkers", r"% of a core"), ("./router/kvevents", "TestFeedsOfAFleet", r"feeds \d+, \d+ messages/s each|CPU per message differs by"), ("./router/kvevents", "TestAllEnginesRestart", r"restart of \d+ engines"), ("./dataplane/zmtp", "TestHostileStreams")]),

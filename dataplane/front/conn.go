@@ -335,7 +335,7 @@ func (c *conn) Close() error {
 		c.hijackStep(hijackReleased)
 		return nil
 	}
-	if c.handingOff() {
+	if c.isBeingPassed() {
 		return nil // onConnState passes it to the successor
 	}
 	c.closeOnce()
@@ -495,9 +495,9 @@ func onConnState(nc net.Conn, state fasthttp.ConnState) {
 			return
 		}
 		c.reportResponseEnded()
-		if c.handingOff() {
+		if c.isBeingPassed() {
 			c.deadlineKind = deadlineAsSet
-			go c.srv.handOffOrServe(c)
+			go c.srv.passOrServe(c)
 		}
 	}
 }

@@ -12,7 +12,7 @@
 // intact.
 //
 // The files are in two halves. Connections: accept, conn, connstate, drain, drainresponder, fastpath,
-// handoff, headbudget, pendingheads, pendingresponse, pipelined, proxies, rawio, readahead,
+// headbudget, pendingheads, pendingresponse, pipelined, proxies, rawio, readahead,
 // reservedfds, server, slowwrite, tls, yield. Requests: the others.
 //
 // There are three kinds of Exchange. A fastExchange and a fasthttpExchange embed httpExchange,

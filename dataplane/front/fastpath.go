@@ -34,7 +34,7 @@ const (
 	nextStream                   // conn.stream answers on it
 	nextFasthttp                 // fasthttp, which reads conn.readAhead first
 	nextPending                  // the pending-header queue; nobody else touches it
-	nextHandOff                  // another process, which has claimed it
+	nextPass                     // another process, which has claimed it
 )
 
 // serveConn serves a connection until it ends or an event loop drives its stream.
@@ -60,8 +60,8 @@ func (s *Server) serveConn(c *conn) {
 			c.scan, c.headBudget = http1.BareEndScanner{}, headBudget{}
 			_ = s.fh.ServeConn(c) // closes c or hijacks it for a stream; it has answered its errors
 		case nextPending:
-		case nextHandOff:
-			if !s.handOff(c) {
+		case nextPass:
+			if !s.pass(c) {
 				continue
 			}
 		default:
@@ -138,7 +138,7 @@ func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 			if !begun {
 				c.deadlineKind = deadlineHead
 			}
-			return nextHandOff, false
+			return nextPass, false
 		}
 		if err != nil && a.w == before && c.retryRead(err) {
 			continue

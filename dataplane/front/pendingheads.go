@@ -129,12 +129,12 @@ func (l *pendingQueue) run() {
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
-		l.handOffClaimed()
+		l.passClaimed()
 		l.expire()
 	}
 }
 
-// notifyClaims makes run hand off the connections that are claimed for another process. The
+// notifyClaims makes run pass the connections that are claimed for another process. The
 // poller does not report them. l may be nil.
 func (l *pendingQueue) notifyClaims() {
 	if l == nil {
@@ -148,8 +148,8 @@ func (l *pendingQueue) notifyClaims() {
 	}
 }
 
-// handOffClaimed hands off the claimed connections if notifyClaims was called.
-func (l *pendingQueue) handOffClaimed() {
+// passClaimed passes the claimed connections if notifyClaims was called.
+func (l *pendingQueue) passClaimed() {
 	l.mu.Lock()
 	var claimed []*conn
 	if l.checkClaims {
@@ -162,15 +162,15 @@ func (l *pendingQueue) handOffClaimed() {
 	}
 	l.mu.Unlock()
 	for _, c := range claimed {
-		l.handOff(c)
+		l.pass(c)
 	}
 }
 
-// handOff removes c from the queue and hands it off on a goroutine.
-func (l *pendingQueue) handOff(c *conn) {
+// pass removes c from the queue and passes it on a goroutine.
+func (l *pendingQueue) pass(c *conn) {
 	c.io.err = nil
 	l.remove(c)
-	go l.srv.handOffOrServe(c)
+	go l.srv.passOrServe(c)
 }
 
 // onReadable reads the input of a connection that the poller has reported. A connection that
@@ -191,7 +191,7 @@ func (l *pendingQueue) onReadable(fd int32) {
 			return
 		}
 		if c.readState.claimed() {
-			l.handOff(c)
+			l.pass(c)
 			return
 		}
 		if err := c.io.err; err != nil {
@@ -303,7 +303,7 @@ func (l *pendingQueue) expire() {
 		case c.pendingConn.responded:
 			l.closeConn(c)
 		case c.readState.claimed():
-			l.handOff(c)
+			l.pass(c)
 		case c.hasPartialHead():
 			c.rejectPartialHead(RequestTimeout, headTimeoutMessage)
 			l.setDeadline(c, time.Now().Add(lingerIdle))

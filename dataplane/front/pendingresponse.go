@@ -31,7 +31,7 @@ type pendingResponse struct {
 func (c *conn) pollOnce(fd int) bool {
 	a, h, t := &c.readAhead, &c.pending, &c.io
 	if !c.readState.startRead() {
-		t.err = errHandedOff
+		t.err = errPassed
 		return true
 	}
 	if a.buf == nil || len(a.buf.B) < readAheadSize {

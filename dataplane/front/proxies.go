@@ -66,7 +66,7 @@ func (p *Proxies) check() error {
 // head timeout.
 func (c *conn) readProxyHeader() error {
 	c.expectProxyHeader = false
-	defer c.readState.allowHandOff()
+	defer c.readState.allowPass()
 	live := c.srv.options()
 	h, err := c.peekProxyHeader()
 	switch {

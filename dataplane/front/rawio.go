@@ -46,7 +46,7 @@ func (c *conn) ioStep(fd uintptr) bool {
 		return c.pollOnce(int(fd))
 	default:
 		if !c.readState.startRead() {
-			t.err = errHandedOff
+			t.err = errPassed
 			return true
 		}
 		ended := t.read(int(fd))

@@ -142,8 +142,8 @@ func (*gnetHandler) OnTraffic(g gnet.Conn) gnet.Action {
 	if !ok {
 		return gnet.Close
 	}
-	if k.handedOver.Load() {
-		k.handOver()
+	if k.loopSends.Load() {
+		k.sendRest()
 	}
 	if k.closing.Load() {
 		return gnet.Close
@@ -190,7 +190,7 @@ type gnetTransport struct {
 	closed bool
 
 	closing         atomic.Bool
-	handedOver      atomic.Bool // the loop sends unsent
+	loopSends       atomic.Bool // the loop sends unsent
 	unsent          []byte      // not yet passed to gnet
 	gnetPending     int         // passed to gnet and not known to be sent
 	fullSince       time.Time   // when the socket became full
@@ -233,15 +233,15 @@ func (k *gnetTransport) scheduleDelivery(o *outbox, gathered bool) { o.deliver(g
 func (k *gnetTransport) waitWritable(rest []byte) {
 	k.unsent = rest
 	k.fullSince = time.Now()
-	k.handedOver.Store(true)
+	k.loopSends.Store(true)
 	k.wakeUp()
 }
 
 // resumeBelow is how soon the loop checks again whether gnet has sent its bytes.
 const resumeBelow = 5 * time.Millisecond
 
-// handOver runs on the loop while the socket is full.
-func (k *gnetTransport) handOver() {
+// sendRest runs on the loop while the socket is full.
+func (k *gnetTransport) sendRest() {
 	o := &k.conn.out
 	if k.unsent != nil {
 		k.gnetPending, k.gnetLastPending = len(k.unsent), len(k.unsent)
@@ -265,7 +265,7 @@ func (k *gnetTransport) handOver() {
 	}
 	given := k.gnetPending
 	k.gnetPending = 0
-	k.handedOver.Store(false)
+	k.loopSends.Store(false)
 	o.resume(given)
 }
 

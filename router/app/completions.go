@@ -22,7 +22,7 @@ import (
 //
 // A hot restart does not pass the socket to the new process, because each connection is bound
 // to the process that did the ZMQ handshake. The new process retries to bind the address until
-// the old one closes its socket (handOver). Requests that need the board wait for the bind, for
+// the old one closes its socket (release). Requests that need the board wait for the bind, for
 // at most bindTimeout.
 type completionBoard struct {
 	board     atomic.Pointer[notify.Listener] // nil until the socket is bound
@@ -93,9 +93,9 @@ func (n *completionBoard) bindLater(bind func() error, limit time.Duration, log 
 	}
 }
 
-// handOver closes the socket so that the new process can bind the address. It first waits
+// release closes the socket so that the new process can bind the address. It first waits
 // until no request has expected a notification for 50 ms, for at most releaseTimeout.
-func (n *completionBoard) handOver() {
+func (n *completionBoard) release() {
 	if n == nil {
 		return
 	}

@@ -230,8 +230,8 @@ type childClients struct {
 	failed atomic.Pointer[error]
 }
 
-// HandOff implements front.Successor.
-func (h *childClients) HandOff(fd int, about front.HandoffState) bool {
+// Pass implements front.Successor.
+func (h *childClients) Pass(fd int, about front.PassedState) bool {
 	state, err := json.Marshal(about)
 	if err != nil {
 		return false
@@ -250,7 +250,7 @@ func (h *childClients) HandOff(fd int, about front.HandoffState) bool {
 // The replaced process keeps its connections if the two listen on different addresses.
 func (r *Router) receiveClients() {
 	r.inherited.AcceptConnections(socketClient, func(fd int, state []byte) bool {
-		var about front.HandoffState
+		var about front.PassedState
 		if err := json.Unmarshal(state, &about); err != nil {
 			r.log.Warn("rejected an inherited connection; the previous process keeps it", "error", err)
 			return false
@@ -292,7 +292,7 @@ func (r *Router) drainReplaced(ctx context.Context) error {
 	}
 	r.discovery.Close() // the fleet keeps its workers, which now renew their registrations at the new process
 	r.runner.Sessions().Drain()
-	go r.completions.handOver()
+	go r.completions.release()
 	go r.transfers.PassOn()
 	go r.feeds.ReleaseBound()
 	wire := make(chan struct{})

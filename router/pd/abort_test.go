@@ -131,7 +131,7 @@ func TestLegsKeepTheirMemory(t *testing.T) {
 	prefill, decode := serve()
 	first, second := prefill.call, decode.call
 	prefill.call.Cancel()
-	decode.handOver(200)
+	decode.takeForStream(200)
 	end()
 	if prefill, decode = serve(); prefill.call == first || decode.call == second {
 		t.Error("a cancelled call or that of a stream serves another leg")

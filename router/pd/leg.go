@@ -170,10 +170,10 @@ func (l *prefillLeg) reclaimKV(rule abort.ReclaimRule, received bool, grace time
 	l.countLeased(was)
 }
 
-// handOverKV transfers the state of the blocks to a stream, with the rule for its early end.
-func (l *prefillLeg) handOverKV(rule abort.ReclaimRule, grace time.Duration) abort.KV {
+// takeKVForStream transfers the state of the blocks to a stream, with the rule for its early end.
+func (l *prefillLeg) takeKVForStream(rule abort.ReclaimRule, grace time.Duration) abort.KV {
 	was := l.kv.IsHeld()
-	kv := l.kv.HandOver(rule, grace)
+	kv := l.kv.TakeForStream(rule, grace)
 	l.countLeased(was)
 	return kv
 }
@@ -255,8 +255,8 @@ func (l *decodeLeg) armAbort(rule *abort.DecodeLeg) (onGone func()) {
 	return l.abort.Arm(rule)
 }
 
-// handOver transfers the leg's account to a stream and leaves nothing to end in the leg.
-func (l *decodeLeg) handOver(status int) legRecord {
+// takeForStream transfers the leg's account to a stream and leaves nothing to end in the leg.
+func (l *decodeLeg) takeForStream(status int) legRecord {
 	record := l.legRecord
 	record.status = int16(status)
 	l.reservation, l.completed = nil, true

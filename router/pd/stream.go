@@ -59,11 +59,11 @@ type streamState struct {
 // relay passes the stream to the front, which relays it after the handler has returned.
 func (q *request) relay(l *decodeLeg, resp *upstream.Response) {
 	s := &streamState{
-		legRecord: l.handOver(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
+		legRecord: l.takeForStream(resp.Status), requestID: q.req.RequestID, endpoint: q.req.Endpoint, client: q.req.ClientIP.As16(),
 		principal: q.req.Principal, received: monotime.Of(q.req.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
 		trace: q.sharedTraceID(), prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent,
-		kv: q.prefillLeg.handOverKV(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
+		kv: q.prefillLeg.takeKVForStream(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace()),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()

@@ -110,7 +110,7 @@ func (k *Manager) Close() {
 
 // Acquire starts to renew the lease of a handle that a prefill rank returned. It returns nil
 // when the engine or the handle is unsupported, or at maxLeases. The caller ends the Lease by
-// HandOff, Reclaim or Abandon.
+// StopRenewal, Reclaim or Abandon.
 func (k *Manager) Acquire(rank *worker.Rank, handle []byte) *Lease {
 	if k == nil {
 		return nil
@@ -132,9 +132,9 @@ func (k *Manager) Acquire(rank *worker.Rank, handle []byte) *Lease {
 	return h
 }
 
-// HandOff ends the renewals because a decode engine has received, or may have received, the
+// StopRenewal ends the renewals because a decode engine has received, or may have received, the
 // handle and now owns the blocks.
-func (h *Lease) HandOff() { h.close() }
+func (h *Lease) StopRenewal() { h.close() }
 
 // CanRelease returns whether Abandon releases the blocks. Otherwise Abandon only ends the
 // renewals.

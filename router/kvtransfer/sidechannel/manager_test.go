@@ -170,7 +170,7 @@ func TestRealSideChannel(t *testing.T) {
 	defer k.Close()
 	e := startEngine(t, "e1", "*")
 
-	k.Acquire(rank, handleOf("e1", "cmpl-passed-0-aa", e.port)).HandOff()
+	k.Acquire(rank, handleOf("e1", "cmpl-passed-0-aa", e.port)).StopRenewal()
 	began := time.Now()
 	k.Acquire(rank, handleOf("e1", "cmpl-gone-0-aa", e.port)).Abandon()
 	testwait.Until(t, "the abandoned one is released", func() bool { h := e.heard(); return len(h) == 1 && h[0] == "cmpl-gone-0-aa:1" })
@@ -197,9 +197,9 @@ func TestRealSideChannel(t *testing.T) {
 	if !held.Until(far, 30*time.Second).Equal(far) || !(*Lease)(nil).Until(over, 30*time.Second).Equal(over) {
 		t.Error("a renewal shortens a lease, or nobody's renewal lengthens one")
 	}
-	held.HandOff()
+	held.StopRenewal()
 	held.Abandon() // no effect: the decode engine has the handle
-	other.HandOff()
+	other.StopRenewal()
 	for _, m := range e.heard() {
 		if strings.Contains(m, "held-0-aa:1") || strings.Contains(m, "passed") {
 			t.Errorf("released %q of a handle that decode has", m)

@@ -57,7 +57,7 @@ type kvAction uint8
 
 const (
 	kvNothing      kvAction = iota
-	kvHandOff               // Stop the renewal; decode is responsible for the blocks
+	kvStopRenewal           // Stop the renewal; decode is responsible for the blocks
 	kvAbandon               // Stop the renewal and make prefill release the blocks
 	kvReclaim               // make prefill release blocks that a decode engine knew of
 	kvReclaimAfter          // like kvReclaim, after decode has had time to notify prefill
@@ -76,12 +76,12 @@ var kvTransitions = [kvStates][kvEvents]kvTransition{
 		Dropped: {kvNone, kvNothing}, GivenUp: {kvNone, kvNothing}, Expired: {kvNone, kvNothing}, Abandoned: {kvNone, kvNothing},
 	},
 	kvHeld: {
-		Acquired: {kvHeld, kvAbandon}, Unsent: {kvHeld, kvNothing}, HeadCame: {kvSent, kvNothing}, Decoded: {kvFetched, kvHandOff},
-		Dropped: {kvReclaimed, kvReclaim}, GivenUp: {kvReclaimed, kvReclaimAfter}, Expired: {kvFetched, kvHandOff}, Abandoned: {kvReclaimed, kvAbandon},
+		Acquired: {kvHeld, kvAbandon}, Unsent: {kvHeld, kvNothing}, HeadCame: {kvSent, kvNothing}, Decoded: {kvFetched, kvStopRenewal},
+		Dropped: {kvReclaimed, kvReclaim}, GivenUp: {kvReclaimed, kvReclaimAfter}, Expired: {kvFetched, kvStopRenewal}, Abandoned: {kvReclaimed, kvAbandon},
 	},
 	kvSent: {
-		Acquired: {kvHeld, kvReclaim}, Unsent: {kvSent, kvNothing}, HeadCame: {kvSent, kvNothing}, Decoded: {kvFetched, kvHandOff},
-		Dropped: {kvReclaimed, kvReclaim}, GivenUp: {kvReclaimed, kvReclaimAfter}, Expired: {kvFetched, kvHandOff}, Abandoned: {kvReclaimed, kvReclaim},
+		Acquired: {kvHeld, kvReclaim}, Unsent: {kvSent, kvNothing}, HeadCame: {kvSent, kvNothing}, Decoded: {kvFetched, kvStopRenewal},
+		Dropped: {kvReclaimed, kvReclaim}, GivenUp: {kvReclaimed, kvReclaimAfter}, Expired: {kvFetched, kvStopRenewal}, Abandoned: {kvReclaimed, kvReclaim},
 	},
 	kvFetched: {
 		Acquired: {kvHeld, kvNothing}, Unsent: {kvFetched, kvNothing}, HeadCame: {kvFetched, kvNothing}, Decoded: {kvFetched, kvNothing},
@@ -115,8 +115,8 @@ func (h *KV) On(event Event) {
 	t := kvTransitions[h.state][event]
 	h.state = t.next
 	switch t.action {
-	case kvHandOff:
-		h.lease.HandOff()
+	case kvStopRenewal:
+		h.lease.StopRenewal()
 	case kvAbandon:
 		h.lease.Abandon()
 	case kvReclaim:
@@ -147,7 +147,7 @@ func (h *KV) Reclaim(rule ReclaimRule, received bool, grace time.Duration) {
 
 func (h *KV) setGrace(grace time.Duration) { h.grace = int32(min(grace.Microseconds(), math.MaxInt32)) }
 
-// GiveUp ends the blocks of a stream that ended before its first event, by the rule of HandOver.
+// GiveUp ends the blocks of a stream that ended before its first event, by the rule of TakeForStream.
 func (h *KV) GiveUp() { h.Reclaim(h.early, true, time.Duration(h.grace)*time.Microsecond) }
 
 // IsHeld reports whether the prefill engine keeps the blocks and no decode engine has seen the handle.
@@ -161,8 +161,8 @@ func (h *KV) Held() *sidechannel.Lease {
 	return h.lease
 }
 
-// HandOver transfers the state to a stream, with the rule and the grace for its early end.
-func (h *KV) HandOver(rule ReclaimRule, grace time.Duration) KV {
+// TakeForStream transfers the state to a stream, with the rule and the grace for its early end.
+func (h *KV) TakeForStream(rule ReclaimRule, grace time.Duration) KV {
 	given := *h
 	given.early = rule
 	given.setGrace(grace)
@@ -175,7 +175,7 @@ func (h *KV) HandOver(rule ReclaimRule, grace time.Duration) KV {
 // prefill itself if it had admitted the request by then.
 func reclaimLeaseAfter(h *sidechannel.Lease, grace time.Duration) {
 	if !h.CanRelease() {
-		h.HandOff()
+		h.StopRenewal()
 		return
 	}
 	time.AfterFunc(grace, h.Reclaim)

@@ -22,8 +22,8 @@ func TestKVTransitions(t *testing.T) {
 	sent[Acquired].action = kvReclaim
 	sent[Abandoned] = kvTransition{kvReclaimed, kvReclaim}
 	for _, r := range []*row{&held, &sent} {
-		r[Decoded] = kvTransition{kvFetched, kvHandOff}
-		r[Expired] = kvTransition{kvFetched, kvHandOff}
+		r[Decoded] = kvTransition{kvFetched, kvStopRenewal}
+		r[Expired] = kvTransition{kvFetched, kvStopRenewal}
 		r[Dropped] = kvTransition{kvReclaimed, kvReclaim}
 		r[GivenUp] = kvTransition{kvReclaimed, kvReclaimAfter}
 	}
@@ -59,11 +59,11 @@ func TestKVHandoverEndsOnce(t *testing.T) {
 
 func TestKVHandoverToStream(t *testing.T) {
 	h := KV{state: kvSent}
-	s := h.HandOver(ReclaimAfterGrace, 250*time.Millisecond)
+	s := h.TakeForStream(ReclaimAfterGrace, 250*time.Millisecond)
 	if h.state != kvNone || s.state != kvSent || s.grace != 250000 {
 		t.Errorf("%+v is left, %+v is the stream's", h, s)
 	}
-	if s = h.HandOver(ReclaimAfterGrace, 24*time.Hour); s.grace <= 0 {
+	if s = h.TakeForStream(ReclaimAfterGrace, 24*time.Hour); s.grace <= 0 {
 		t.Errorf("a long grace is %d", s.grace)
 	}
 }

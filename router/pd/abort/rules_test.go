@@ -178,7 +178,7 @@ func TestStreamRules(t *testing.T) {
 			t.Errorf("class %d, releasable: the connection stays open for %s, want %s", class, got, want.releasable)
 		}
 		request := KV{state: kvSent}
-		stream := request.HandOver(rule.Reclaim, 0)
+		stream := request.TakeForStream(rule.Reclaim, 0)
 		if stream.GiveUp(); stream.state != want.ended {
 			t.Errorf("class %d: blocks end in state %d, want %d", class, stream.state, want.ended)
 		}

@@ -14,7 +14,7 @@ import (
 // A server that retires hands idle connections off to its successor process. If it closed a
 // kept-alive connection instead, a request could be lost: the client may send it while the
 // close is on its way, and cannot know whether the server has read it. A connection that is
-// handed off is never closed, so bytes that arrive meanwhile wait in its socket for the new
+// passed is never closed, so bytes that arrive meanwhile wait in its socket for the new
 // process.
 //
 // The server first claims a connection, with an atomic operation that succeeds only while no
@@ -22,22 +22,22 @@ import (
 // connection's goroutine, or that of the pending-header queue, sees the claim when it wakes
 // up and hands the connection off.
 //
-// TLS connections cannot be handed off, because crypto/tls does not export their keys. They
+// TLS connections cannot be passed, because crypto/tls does not export their keys. They
 // stay here until the idle timeout, and their next response carries Connection: close.
 
-// handOffBatch is how many connections are claimed at once. A request that arrives on a claimed
-// connection waits until the others of its batch are handed off.
-const handOffBatch = 64
+// passBatch is how many connections are claimed at once. A request that arrives on a claimed
+// connection waits until the others of its batch are passed.
+const passBatch = 64
 
 // Successor is a process that replaces this one. Its method is called from many goroutines.
 type Successor interface {
-	// HandOff passes the connection of descriptor fd to the process. taken reports whether
+	// Pass passes the connection of descriptor fd to the process. taken reports whether
 	// the process has accepted it. The caller must still close fd.
-	HandOff(fd int, about HandoffState) (taken bool)
+	Pass(fd int, about PassedState) (taken bool)
 }
 
-// HandoffState describes a connection that is handed off to another process.
-type HandoffState struct {
+// PassedState describes a connection that is passed to another process.
+type PassedState struct {
 	Client netip.Addr `json:"client"`         // the peer's address, or the one in its PROXY header
 	Used   bool       `json:"used,omitempty"` // it has had a request
 }
@@ -47,7 +47,7 @@ type readState struct{ bits atomic.Uint32 }
 
 const (
 	readStarted = 1 << iota // bytes of a head have been read or are being read; a drain waits for the request
-	readClaimed             // the connection is to be handed off; this process must not read it
+	readClaimed             // the connection is to be passed; this process must not read it
 	readLocal               // the connection stays here: its PROXY header is unread, or the successor has refused it
 )
 
@@ -62,28 +62,30 @@ func (i *readState) started() bool   { return i.bits.Load()&(readStarted|readCla
 func (i *readState) claimed() bool   { return i.bits.Load()&readClaimed != 0 }
 func (i *readState) claim() bool     { return i.bits.CompareAndSwap(0, readClaimed) }
 func (i *readState) keptLocal() bool { return i.bits.Load()&readLocal != 0 }
-func (i *readState) allowHandOff()   { i.bits.And(^uint32(readLocal)) }
+func (i *readState) allowPass()      { i.bits.And(^uint32(readLocal)) }
 
-// keepLocal keeps the connection in this process until allowHandOff, and removes a claim.
+// keepLocal keeps the connection in this process until allowPass, and removes a claim.
 func (i *readState) keepLocal() { i.bits.Store(readLocal) }
 
-// errHandedOff is the error of a read on a claimed connection.
-var errHandedOff = errors.New("front: the connection is passed to another process")
+// errPassed is the error of a read on a claimed connection.
+var errPassed = errors.New("front: the connection is passed to another process")
 
-// handingOff reports whether the connection leaves fasthttp to be handed off. It does not if
+// isBeingPassed reports whether the connection leaves fasthttp to be passed. It does not if
 // fasthttp's reader already had a request, which is answered before the connection is closed.
-func (c *conn) handingOff() bool { return c.readState.claimed() && !c.active.Load() && !c.needsLinger }
+func (c *conn) isBeingPassed() bool {
+	return c.readState.claimed() && !c.active.Load() && !c.needsLinger
+}
 
-// canHandOff reports whether the connection may be handed off once it is idle.
-func (c *conn) canHandOff() bool { return c.isTCP() && !c.usesReservedFD && !c.readState.keptLocal() }
+// canPass reports whether the connection may be passed once it is idle.
+func (c *conn) canPass() bool { return c.isTCP() && !c.usesReservedFD && !c.readState.keptLocal() }
 
-// handOff hands a claimed connection off to the successor. If the successor refuses it, handOff
+// pass passes a claimed connection to the successor. If the successor refuses it, pass
 // returns false and the caller must serve the connection. The goroutine that serves the
 // connection calls it.
-func (s *Server) handOff(c *conn) (accepted bool) {
+func (s *Server) pass(c *conn) (accepted bool) {
 	s.clientWatcher.Remove(&c.clientWatch, c.raw)
 	_ = c.raw.Control(func(fd uintptr) {
-		accepted = s.successor.HandOff(int(fd), HandoffState{Client: c.ip, Used: c.deadlineKind != deadlineHead})
+		accepted = s.successor.Pass(int(fd), PassedState{Client: c.ip, Used: c.deadlineKind != deadlineHead})
 	})
 	if accepted {
 		c.closeOnce()
@@ -100,23 +102,23 @@ func (s *Server) handOff(c *conn) (accepted bool) {
 	return false
 }
 
-func (s *Server) handOffOrServe(c *conn) {
-	if !s.handOff(c) {
+func (s *Server) passOrServe(c *conn) {
+	if !s.pass(c) {
 		s.serveConn(c)
 	}
 }
 
-// claimIdle claims up to handOffBatch idle connections, and wakes the goroutines that wait for
+// claimIdle claims up to passBatch idle connections, and wakes the goroutines that wait for
 // their next requests.
 func (s *Server) claimIdle() {
 	s.conns.mu.Lock()
 	claimed := 0
 	for _, c := range s.conns.conns {
 		switch {
-		case claimed == handOffBatch:
+		case claimed == passBatch:
 		case c.readState.claimed():
 			claimed++
-		case c.canHandOff() && c.readState.claim():
+		case c.canPass() && c.readState.claim():
 			claimed++
 			_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
 		}
@@ -130,13 +132,13 @@ func (s *Server) claimIdle() {
 // retirement ends a server after another process has begun to accept on its address.
 type retirement struct {
 	srv         *Server
-	idleTimeout time.Duration       // how long an idle connection is kept that cannot be handed off
+	idleTimeout time.Duration       // how long an idle connection is kept that cannot be passed
 	idleSince   map[*conn]time.Time // when each of these was first seen idle
 }
 
-// closeIdle hands off idle connections, and closes those that cannot be handed off and have
+// closeIdle passes idle connections, and closes those that cannot be passed and have
 // been idle for idleTimeout. left reports whether there are idle connections that are not
-// closed or handed off yet.
+// closed or passed yet.
 func (r *retirement) closeIdle() (left bool) {
 	s := r.srv
 	if s.successor != nil {
@@ -148,7 +150,7 @@ func (r *retirement) closeIdle() (left bool) {
 			return false
 		}
 		left = true
-		if s.successor != nil && c.canHandOff() {
+		if s.successor != nil && c.canPass() {
 			return false
 		}
 		first, ok := r.idleSince[c]
@@ -176,11 +178,11 @@ func (r *retirement) wait(ctx context.Context) {
 	}
 }
 
-// Adopt serves a connection that another process has handed off to this one, given its
+// Adopt serves a connection that another process has passed to this one, given its
 // descriptor fd. If adopted is true the Server owns fd, otherwise the caller still does. Adopt
 // waits until Serve has begun. It refuses connections beyond the limits, and all connections
 // if the server uses TLS.
-func (s *Server) Adopt(fd int, about HandoffState) (adopted bool) {
+func (s *Server) Adopt(fd int, about PassedState) (adopted bool) {
 	select {
 	case <-s.serveReady:
 	case <-s.stop:
@@ -204,7 +206,7 @@ func (s *Server) Adopt(fd int, about HandoffState) (adopted bool) {
 	return true
 }
 
-// registerAdopted adds a connection that another process has handed off to connSet. It returns
+// registerAdopted adds a connection that another process has passed to connSet. It returns
 // false if that exceeds a limit or the server has stopped.
 func (s *Server) registerAdopted(c *conn) bool {
 	live := s.options()

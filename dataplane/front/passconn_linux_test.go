@@ -28,10 +28,10 @@ type testSuccessor struct {
 	refuses  atomic.Bool
 	accepted atomic.Int64
 	mu       sync.Mutex
-	about    []HandoffState
+	about    []PassedState
 }
 
-func (h *testSuccessor) HandOff(fd int, about HandoffState) bool {
+func (h *testSuccessor) Pass(fd int, about PassedState) bool {
 	if h.refuses.Load() {
 		return false
 	}
@@ -55,8 +55,8 @@ func names(name string) func(x Exchange) {
 	return func(x Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", name)) }
 }
 
-// startHandOff begins to retire r's server in favour of a successor.
-func (r *testServer) startHandOff(ctx context.Context, successor Successor, unused time.Duration) <-chan error {
+// startPassing begins to retire r's server in favour of a successor.
+func (r *testServer) startPassing(ctx context.Context, successor Successor, unused time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- r.server.retire(ctx, successor, unused, testTimeout) }()
 	return done
@@ -74,7 +74,7 @@ func wantFrom(t *testing.T, c *client, server string) *http.Response {
 
 // Idle connections of every kind continue on the other server over the same socket. The first
 // server serves the requests that have begun.
-func TestRetireHandsOffIdleConnections(t *testing.T) {
+func TestRetirePassesIdleConnections(t *testing.T) {
 	const (
 		page   = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 		odd    = "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -86,12 +86,12 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 		opening string // of each connection
 		before  string // a request before
 		opt     Options
-		about   HandoffState
+		about   PassedState
 	}{
-		{name: "unused", about: HandoffState{Client: netip.MustParseAddr("127.0.0.1")}},
-		{name: "kept alive", before: page, about: HandoffState{Client: netip.MustParseAddr("127.0.0.1"), Used: true}},
-		{name: "kept alive by fasthttp", before: odd, about: HandoffState{Client: netip.MustParseAddr("127.0.0.1"), Used: true}},
-		{name: "behind a PROXY header", opening: header, before: page, opt: Options{Proxies: proxy}, about: HandoffState{Client: netip.MustParseAddr("10.1.2.3"), Used: true}},
+		{name: "unused", about: PassedState{Client: netip.MustParseAddr("127.0.0.1")}},
+		{name: "kept alive", before: page, about: PassedState{Client: netip.MustParseAddr("127.0.0.1"), Used: true}},
+		{name: "kept alive by fasthttp", before: odd, about: PassedState{Client: netip.MustParseAddr("127.0.0.1"), Used: true}},
+		{name: "behind a PROXY header", opening: header, before: page, opt: Options{Proxies: proxy}, about: PassedState{Client: netip.MustParseAddr("10.1.2.3"), Used: true}},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			first, second := start(t, k.opt, names("first")), start(t, k.opt, names("second"))
@@ -105,7 +105,7 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 			begun.send(k.opening + chatPost(hello)[:60])
 			testwait.Until(t, "half a head has come", func() bool { return first.server.conns.len() == 2 && requestsInProgress(first) == 1 })
 			successor := &testSuccessor{to: second.server}
-			done := first.startHandOff(context.Background(), successor, testTimeout)
+			done := first.startPassing(context.Background(), successor, testTimeout)
 			testwait.Until(t, "it was passed", func() bool { return first.server.conns.len() == 1 && second.server.conns.len() == 1 })
 			for range 2 {
 				if resp := wantFrom(t, c, "second"); resp.Close {
@@ -126,12 +126,12 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 	}
 }
 
-// A connection whose stream ends while its server retires is then handed off.
-func TestRetireHandsOffAfterStream(t *testing.T) {
-	withBothRelayModes(t, testRetireHandsOffAfterStream)
+// A connection whose stream ends while its server retires is then passed.
+func TestRetirePassesAfterStream(t *testing.T) {
+	withBothRelayModes(t, testRetirePassesAfterStream)
 }
 
-func testRetireHandsOffAfterStream(t *testing.T, by RelayMode) {
+func testRetirePassesAfterStream(t *testing.T, by RelayMode) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
@@ -146,7 +146,7 @@ func testRetireHandsOffAfterStream(t *testing.T, by RelayMode) {
 	if _, err := c.br.Peek(1); err != nil {
 		t.Fatal(err)
 	}
-	done := first.startHandOff(context.Background(), &testSuccessor{to: second.server}, testTimeout)
+	done := first.startPassing(context.Background(), &testSuccessor{to: second.server}, testTimeout)
 	testwait.Until(t, "retiring", func() bool { return first.server.closeAfterResponse.Load() })
 	close(free)
 	if resp, body := c.readResponse(); resp.Close || !strings.HasSuffix(body, "[DONE]\n\n") {
@@ -159,7 +159,7 @@ func testRetireHandsOffAfterStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// The retiring server goes on to serve a connection that cannot be handed off, and closes it with
+// The retiring server goes on to serve a connection that cannot be passed, and closes it with
 // its next response.
 func TestRetireKeepsOtherConnections(t *testing.T) {
 	for _, k := range []struct {
@@ -193,7 +193,7 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 			}
 			testwait.Until(t, "accepted", func() bool { return first.server.conns.len() == 2 })
 			ctx, end := context.WithCancel(context.Background())
-			done := first.startHandOff(ctx, successor, testTimeout)
+			done := first.startPassing(ctx, successor, testTimeout)
 			testwait.Until(t, "retiring", first.server.closeAfterResponse.Load)
 			// The successor refuses them; a second attempt would show.
 			testwait.Holds(t, 5*drainPoll, "the connections stay", func() bool { return first.server.conns.len() == 2 })
@@ -240,7 +240,7 @@ func startAt(t *testing.T, ln *net.TCPListener, h func(x Exchange)) *testServer 
 
 // Clients that send requests at any moment, without a check whether their connection is closed,
 // get all their responses while servers replace each other.
-func TestHandOffLosesNothing(t *testing.T) {
+func TestPassedConnectionsLoseNothing(t *testing.T) {
 	const clients, rounds = 48, 12
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -334,7 +334,7 @@ func TestAdoptRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = raw.Control(func(fd uintptr) {
-			if r.server.Adopt(int(fd), HandoffState{Used: true}) {
+			if r.server.Adopt(int(fd), PassedState{Used: true}) {
 				t.Errorf("%s: adopted", name)
 			}
 			if _, err := unix.FcntlInt(fd, unix.F_GETFD, 0); err != nil {
