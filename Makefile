@@ -62,7 +62,7 @@ check-lint:
 .PHONY: check-tests
 check-tests:
 	go test -short $(VETTED) $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
-	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc|CommandsDoc|CLIDoc.*)$$' ./cmd/sluice
+	go test -short $(VETTED) -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|LogKeys|FreeStandingSleeps|Readme.*|EnginesDoc|CommandsDoc|CLIDoc.*|ClientGoneTable|LockTable|ReloadTable)$$' ./cmd/sluice
 
 .PHONY: test
 test: ## set up everything; native, lint, unit and system tests, packages, and the demo (7 minutes on two quiet cores, 15 the first time)
