@@ -10,7 +10,8 @@ Parts, in this order; the results of each are kept, so that one can be repeated 
   capacity     requests per second of the fleet with full batches; loads are shares of it
   main         loads by methods: Sluice without a queue, with a FIFO queue, and with classes, tenants and
                targets; haproxy with maxconn; sglang-router
-  light        60 and 90 % load without a queue and with it: the same first token and CPU
+  light        60 and 90 % load with the default configuration and with admission.mode off: the same first
+               token and CPU
   classes      the highest class alone, and at the highest load with preemption
   tenants      a tenant that offers its share and ten times as much, and the other tenants' latency
   fairness     tenants with different loads, all above their share
@@ -43,6 +44,7 @@ import urllib.request
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PARTS = ["capacity", "light", "main", "classes", "tenants", "fairness"]
 METHODS = {"none": "Sluice, no queue", "fifo": "Sluice, FIFO", "fair": "Sluice, classes and tenants", "haproxy": "haproxy, maxconn", "sglang": "sglang-router"}
+PLAIN = {"off": "admission.mode: off", "default": "default configuration"}  # of light, whose requests have no class, tenant and target
 COLOURS = {"none": "#8250df", "fifo": "#bf8700", "fair": "#1f6feb", "haproxy": "#1a7f37", "sglang": "#cf222e"}
 SGLANG_ROUTER = "0.3.2"
 
@@ -56,6 +58,7 @@ TTFT, TPOT = 1.5, 0.05  # targets, in seconds
 ENGINE_QUEUE = 0.2  # admission.engine_queue, in seconds
 QUEUE_WAIT = 1  # longest wait in a queue that knows no targets, so that what it serves can be within them
 LIGHT = [60, 90]  # loads, in percent, at which the queue must make no difference
+LIGHT_ROUNDS = 7  # one request in a hundred determines the p99 of a round
 QUIET = 0.20  # load of each tenant that stays below its share, a quarter
 MAX_SEND_DELAY = 100  # ms; a load generator that is later than this does not offer the load
 HIGH = 0.30  # load of the highest class, as a share of capacity
@@ -64,7 +67,11 @@ SLUICE = """
 listen: 127.0.0.1:{port}
 log: {{level: error}}
 admin: {{listen: "off"}}
-admission:
+{admission}
+workers:
+"""
+
+ADMISSION = """admission:
   mode: {mode}
   engine_queue: {queue}ms
   max_wait: {wait}ms
@@ -73,7 +80,6 @@ admission:
   default_class: normal
   classes: [{{name: high}}, {{name: normal}}, {{name: low}}]
 {more}
-workers:
 """
 
 # The highest class is first in the queue.
@@ -181,11 +187,14 @@ class Fleet:
             self.wait(self.url + "/health")
             self.wait_for_answers()
         else:
-            mode = {"none": "off"}.get(method, method)
-            # Like haproxy's, the FIFO queue knows no targets; a bound of the wait serves those in time that it serves.
-            wait = QUEUE_WAIT if method == "fifo" else 30
-            config = SLUICE.format(port=port, mode=mode, queue=int(ENGINE_QUEUE * 1000), wait=int(wait * 1000), preemption="  preemption: true" if preemption else "", more=more)
-            path = self.write("sluice.yaml", config + "".join(f"  - {{url: 'http://127.0.0.1:{p}', role: aggregated}}\n" for p in ports))
+            if method in PLAIN:
+                admission = {"off": "admission: {mode: 'off'}", "default": ""}[method]
+            else:
+                mode = {"none": "off"}.get(method, method)
+                # Like haproxy's, the FIFO queue knows no targets; a bound of the wait serves those in time that it serves.
+                wait = QUEUE_WAIT if method == "fifo" else 30
+                admission = ADMISSION.format(mode=mode, queue=int(ENGINE_QUEUE * 1000), wait=int(wait * 1000), preemption="  preemption: true" if preemption else "", more=more)
+            path = self.write("sluice.yaml", SLUICE.format(port=port, admission=admission) + "".join(f"  - {{url: 'http://127.0.0.1:{p}', role: aggregated}}\n" for p in ports))
             self.start([self.o.bin, "serve", "--config", path])
             self.wait(self.url + "/metrics", lambda text: text.count('state="ready"') == ENGINES and
                       sum(line.endswith(" 1") for line in text.splitlines() if line.startswith("sluice_rank_feed_live{")) == ENGINES)
@@ -341,7 +350,7 @@ class Results:
         found = {}
         for key, rep in self.data["cells"].items():
             parts = key.split("/")
-            what = "capacity" if parts[0] == "capacity" else METHODS[next((p for p in parts if p in METHODS), "fair")]
+            what = "capacity" if parts[0] == "capacity" else {**METHODS, **PLAIN}[next((p for p in parts if p in METHODS or p in PLAIN), "fair")]
             found.setdefault(what, set()).add(rep.get("build", "unknown"))
         return found
 
@@ -363,6 +372,14 @@ def mix(capacity, load):
     out = []
     for tenant, share in shares(load):
         out += source(share * capacity, tenant=tenant, **{"class": {"interactive": "high", "batch": "low"}.get(tenant, "normal")})
+    return out
+
+
+def plain(capacity, load):
+    """The sources of mix as clients send them that know nothing of classes, tenants and targets."""
+    out = []
+    for name, share in shares(load):
+        out += source(share * capacity, targets=False, name=name)
     return out
 
 
@@ -449,10 +466,10 @@ class Bench:
         return items if number % 2 == 0 else list(reversed(items))
 
     def light(self, capacity):
-        for number in range(self.o.rounds):
+        for number in range(self.o.rounds if self.o.quick else LIGHT_ROUNDS):
             for load in LIGHT:
-                for method in self.ordered(["none", "fair"], number):
-                    self.cell(f"light/{load}/{method}", number, method, mix(capacity, load))
+                for method in self.ordered(list(PLAIN), number):
+                    self.cell(f"light/{load}/{method}", number, method, plain(capacity, load))
 
     def main(self, capacity):
         for number in range(self.o.rounds):
@@ -567,10 +584,10 @@ def cpu_ms(rep):
 def light_rows(r):
     rows = []
     for load in LIGHT:
-        for m in ("none", "fair"):
+        for m in PLAIN:
             reps = r.rounds(f"light/{load}/{m}")
             if reps:
-                rows.append(f"| {load} % | {METHODS[m]} | {med([x['overall']['ttft']['p50_ms'] for x in reps], 1)} | {med([x['overall']['ttft']['p99_ms'] for x in reps], 1)} | "
+                rows.append(f"| {load} % | {PLAIN[m]} | {med([x['overall']['ttft']['p50_ms'] for x in reps], 1)} | {med([x['overall']['ttft']['p99_ms'] for x in reps], 1)} | "
                             f"{med([x['overall']['tpot']['p50_ms'] for x in reps], 1)} | {med([cpu_ms(x) for x in reps], 3)} |")
     return rows
 
@@ -621,7 +638,7 @@ def goals(o, r):
     if late:
         rows.append(f"| {len(late)} cells were measured on a machine that something else used, and say nothing | {', '.join(late)} | – |")
     for load in LIGHT:
-        rounds = r.pairs(f"light/{load}/none", f"light/{load}/fair")
+        rounds = r.pairs(f"light/{load}/off", f"light/{load}/default")
         if not rounds:
             continue
         text, met = [], True
@@ -631,7 +648,7 @@ def goals(o, r):
             text.append(f"{name} {med(a, digits)} and {med(b, digits)} ms, in a round {med(differences, digits)} more")
             # Equal: in the median round, with the same arrivals, the difference is less than a twentieth or than least.
             met = met and median(differences) <= max(0.05 * median(a), least)
-        row(f"at {load} % load the queue makes no difference: without it and with it", "; ".join(text), met)
+        row(f"at {load} % load the queue, which is on by default, makes no difference: without it and with it", "; ".join(text), met)
     return rows
 
 
@@ -751,7 +768,7 @@ Targets of every request: first token within {TTFT:g} s, then {1000 * TPOT:g} ms
         parts.append("There are no results of loads yet.\n")
     rows = light_rows(r)
     if rows:
-        parts.append("## Below saturation\n\nNo request waits long here, so the queue must make no difference. CPU is the router's, in ms for each request.\n\n"
+        parts.append("## Below saturation\n\nNo request waits long here, so the queue, which is on by default, must make no difference. The clients name no class, no tenant and no target. CPU is the router's, in ms for each request.\n\n"
                      "| load | method | first token p50, ms | p99, ms | per token p50, ms | CPU, ms |\n| --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
     rows = session_rows(r)
     if rows:
