@@ -123,7 +123,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 		return prefill, prefillUnavailable
 	}
 	q.handover.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
-	q.r.notificationBreakers.recordTrial(prefill.Rank)
+	q.r.notificationBreakers.RecordTrial(prefill.Rank)
 	if end = q.resolvePeerInfo(); end != prefillDone {
 		prefill.Reservation.Release()
 	} else {

@@ -34,7 +34,7 @@ const peerCheckInterval = 200 * time.Millisecond
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
 	select {
 	case <-expectation.Done():
-		q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.settings.Log)
+		q.r.notificationBreakers.RecordNotified(q.handover.Prefill, q.settings.Log)
 		return prefillDone
 	default:
 	}
@@ -53,14 +53,14 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 	for {
 		select {
 		case <-expectation.Done():
-			q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.settings.Log)
+			q.r.notificationBreakers.RecordNotified(q.handover.Prefill, q.settings.Log)
 			return prefillDone
 		case now := <-timer.C:
 			if unready := q.unreadyPeer(); unready != nil {
 				return q.peerLost(unready)
 			}
 			if !now.Before(until) {
-				q.r.notificationBreakers.recordMiss(q.handover.Prefill, q.settings.Log)
+				q.r.notificationBreakers.RecordMiss(q.handover.Prefill, q.settings.Log)
 				return q.completionTimedOut()
 			}
 			timer.Reset(min(until.Sub(now), peerCheckInterval))
@@ -147,4 +147,31 @@ func (q *request) peerLost(peer *worker.Rank) prefillEnd {
 		return prefillRetry
 	}
 	return prefillUnavailable
+}
+
+// OpenNotificationBreakers returns the number of prefill ranks that get no hand-overs because they
+// send no completion notifications.
+func (r *Runner) OpenNotificationBreakers() int { return r.notificationBreakers.Open() }
+
+// notifyingCandidates returns the candidates of a prefill leg without the ranks whose breaker is
+// open. It returns all of them if the family does not wait for notifications or the configuration
+// forbids that decode runs alone.
+func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank {
+	if q.r.notificationBreakers.IsEmpty() || !q.pd.DecodeOnlyFallback || q.pd.CompletionTimeout == 0 {
+		return candidates
+	}
+	if _, waits := q.plan.Family.(family.CompletionWaiter); !waits {
+		return candidates
+	}
+	now := time.Now()
+	open := make([]*worker.Rank, 0, len(candidates))
+	for _, c := range candidates {
+		if !q.r.notificationBreakers.IsOpen(c, now) {
+			open = append(open, c)
+		}
+	}
+	if len(open) == 0 && len(candidates) > 0 {
+		q.noteFallback("notifications_missing", "no prefill worker sends notifications that its KV has been written")
+	}
+	return open
 }

@@ -42,7 +42,7 @@ func (r *Runner) WorkerRemoved(w *worker.Worker) {
 	for _, rank := range w.Ranks {
 		r.peerInfos.remove(rank)
 		r.idRefusals.remove(rank)
-		r.notificationBreakers.remove(rank)
+		r.notificationBreakers.Remove(rank)
 	}
 }
 

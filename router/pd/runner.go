@@ -15,6 +15,7 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/notify"
 	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
@@ -142,7 +143,7 @@ type Runner struct {
 	concurrentPrefills   objpool.Pool[concurrentPrefill]
 	peerInfos            peerInfoCache
 	idRefusals           idRefusals
-	notificationBreakers notificationBreakers
+	notificationBreakers notify.Breakers
 	fallbacks            fallbackTracker
 	poolSummaries        poolSummaries
 	nextTokenizer        atomic.Uint32 // rotates over the workers that tokenize

@@ -6,5 +6,6 @@
 // family registers an Expectation before it sends the prefill request. router/app opens and
 // closes the Listener. A notification without an Expectation is kept for a limited time and in
 // limited number. Reports of the sluice connector that arrive at the same socket are passed to
-// Options.Report. The Listener never connects to a peer and never replies.
+// Options.Report. The Listener never connects to a peer and never replies. Breakers remembers the prefill workers
+// whose notifications do not arrive.
 package notify

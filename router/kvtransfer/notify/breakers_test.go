@@ -1,4 +1,4 @@
-package pd
+package notify
 
 import (
 	"bytes"
@@ -11,37 +11,37 @@ import (
 	"sluice/router/worker"
 )
 
-func TestNotificationBreakers(t *testing.T) {
+func TestBreakers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&text, nil))
-		var s notificationBreakers
+		var s Breakers
 		r := &worker.Rank{ID: worker.ID{Worker: "p0"}, Worker: &worker.Worker{}}
 		out := func(want bool, when string) {
 			t.Helper()
-			if got := s.isOpen(r, time.Now()); got != want {
+			if got := s.IsOpen(r, time.Now()); got != want {
 				t.Errorf("%s: out %v, want %v", when, got, want)
 			}
 		}
 		out(false, "at first")
-		s.recordMiss(r, log)
+		s.RecordMiss(r, log)
 		out(false, "after one miss")
-		s.recordNotified(r, log)
-		s.recordMiss(r, log)
+		s.RecordNotified(r, log)
+		s.RecordMiss(r, log)
 		out(false, "after one miss since its notification")
 		if text.Len() != 0 {
 			t.Errorf("logged %s", text.String())
 		}
-		s.recordMiss(r, log)
+		s.RecordMiss(r, log)
 		out(true, "after two")
-		time.Sleep(notificationBreakerRetry)
+		time.Sleep(breakerRetry)
 		out(false, "when its rest is over")
-		s.recordTrial(r)
+		s.RecordTrial(r)
 		out(true, "while another request tries it")
-		s.recordMiss(r, log)
-		time.Sleep(notificationBreakerRetry - time.Millisecond)
+		s.RecordMiss(r, log)
+		time.Sleep(breakerRetry - time.Millisecond)
 		out(true, "after one more miss")
-		s.recordNotified(r, log)
+		s.RecordNotified(r, log)
 		out(false, "when it notified again")
 		if n := s.count.Load(); n != 0 {
 			t.Errorf("%d counted", n)
