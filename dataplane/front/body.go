@@ -208,7 +208,7 @@ func (x *httpExchange) scan() bool {
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
 		return x.rejectBadJSON(err)
 	}
-	if !x.checkFields() {
+	if !x.checkFields() || !x.checkModelName() {
 		return false
 	}
 	if name := fieldrules.RouterOnlyMember(&x.Doc); name != "" && !x.srv.options().StripForbidden {
@@ -244,6 +244,18 @@ func (x *httpExchange) checkFields() bool {
 	field := bad.Field()
 	x.Error(reasonOf(bad), field, "field "+strconv.Quote(field)+" "+bad.Message, 0)
 	return false
+}
+
+// maxModelName bounds the name of a model, in bytes. The names of workers' models are no longer. A request's is
+// kept in its records and written to logs and spans, which the memory budget does not count.
+const maxModelName = 512
+
+func (x *httpExchange) checkModelName() bool {
+	n := len(x.Doc.String(jsonscan.KeyModel))
+	if n > maxModelName {
+		x.Error(BadField, "model", "field \"model\" has "+strconv.Itoa(n)+" bytes; want the name of a model, of at most "+strconv.Itoa(maxModelName), 0)
+	}
+	return n <= maxModelName
 }
 
 // reasonOf returns the reason of a refusal because of a member.

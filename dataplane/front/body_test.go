@@ -2,6 +2,7 @@ package front
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +14,8 @@ import (
 
 // doc is a JSON body of n bytes.
 func doc(n int) string {
-	const frame = `{"model":""}`
-	return `{"model":"` + strings.Repeat("x", n-len(frame)) + `"}`
+	const frame = `{"prompt":""}`
+	return `{"prompt":"` + strings.Repeat("x", n-len(frame)) + `"}`
 }
 
 func TestBodyLimit(t *testing.T) {
@@ -230,6 +231,25 @@ func TestForbiddenFields(t *testing.T) {
 	}
 	if n := strip.server.budget.Used(); n != 0 {
 		t.Errorf("%d bytes of the budget are still held", n)
+	}
+}
+
+// TestModelNameIsBounded: the name of a model is kept in records and logs, so a long one is refused, and not repeated.
+func TestModelNameIsBounded(t *testing.T) {
+	r := start(t, Options{}, echo)
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/embeddings"} {
+		for n, status := range map[int]int{maxModelName: 200, maxModelName + 1: 400, 1 << 20: 400} {
+			name := strings.Repeat("m", n)
+			c := r.dial()
+			c.send(post(path, `{"model":"`+name+`","messages":[],"prompt":"x","input":"x"}`))
+			resp, text := c.readResponse()
+			if resp.StatusCode != status {
+				t.Errorf("%s: a name of %d bytes: status %d; want %d", path, n, resp.StatusCode, status)
+			}
+			if status == 400 && (resp.Header.Get("X-Sluice-Reason") != string(BadField) || len(text) > 300 || !strings.Contains(text, strconv.Itoa(n)+" bytes")) {
+				t.Errorf("%s: a name of %d bytes: reason %s, %.300s", path, n, resp.Header.Get("X-Sluice-Reason"), text)
+			}
+		}
 	}
 }
 

@@ -85,7 +85,7 @@ func TestPipelinedIsRefused(t *testing.T) {
 			"a byte in the first write":         {first: chatPost(hello) + second[:1], rest: second[1:]},
 			"half of it in the first write":     {first: chatPost(hello) + second[:len(second)/2], rest: second[len(second)/2:]},
 			"HTTP/1.0 with keep-alive":          {first: strings.Replace(chatPost(hello, "Connection: keep-alive"), "/1.1", "/1.0", 1) + second},
-			"large":                             {first: chatPost(`{"model":"` + strings.Repeat("m", 60<<10) + `"}`), behind: second},
+			"large":                             {first: chatPost(`{"prompt":"` + strings.Repeat("m", 60<<10) + `"}`), behind: second},
 		} {
 			ok := t.Run(name, func(t *testing.T) {
 				before := r.calls.Load()

@@ -47,7 +47,7 @@ func TestReloadBudget(t *testing.T) {
 	opt := Options{Handler: handlerFunc(echo)}
 	r := start(t, Options{}, echo)
 	c := r.dial()
-	large := chatPost(`{"model":"` + strings.Repeat("m", 8<<10) + `"}`)
+	large := chatPost(`{"prompt":"` + strings.Repeat("m", 8<<10) + `"}`)
 	c.send(large)
 	if resp, body := c.readResponse(); resp.StatusCode != 200 {
 		t.Fatalf("%d %s", resp.StatusCode, body)
