@@ -212,8 +212,11 @@ func (t *trace) addLegs(r *requestlog.Entry) {
 		}
 		if l.Kind != "prefill" && !streamed && !first.Before(l.Began) && !first.After(l.End()) {
 			streamed = true
-			t.addBelow(span, requestlog.SpanID{}, "stream", tracepb.Span_SPAN_KIND_INTERNAL, requestlog.Span{Began: first, Took: l.End().Sub(first)},
-				number(semconv.GenAIUsageOutputTokensKey, int64(r.OutputTokens)))
+			var usage []*commonpb.KeyValue
+			if r.OutputTokens > 0 { // the engine may report none
+				usage = append(usage, number(semconv.GenAIUsageOutputTokensKey, int64(r.OutputTokens)))
+			}
+			t.addBelow(span, requestlog.SpanID{}, "stream", tracepb.Span_SPAN_KIND_INTERNAL, requestlog.Span{Began: first, Took: l.End().Sub(first)}, usage...)
 		}
 	}
 }

@@ -58,6 +58,9 @@ type Stats struct {
 // New starts an Exporter. It does not wait for the collector, which may be missing. The caller must
 // Close it.
 func New(opt Options) (*Exporter, error) {
+	if err := opt.checkEndpoint(); err != nil {
+		return nil, err
+	}
 	protocol, err := opt.protocol()
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -37,6 +38,25 @@ func (o *Options) Enabled() bool {
 		return false
 	}
 	return o.Endpoint != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != ""
+}
+
+// checkEndpoint returns an error for a collector that the standard variables name by something else than a URL: the
+// exporter would ignore it, and send to its default instead. The value may contain credentials and is not shown.
+func (o *Options) checkEndpoint() error {
+	if o.Endpoint != "" {
+		return nil
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"} {
+		v := os.Getenv(name)
+		if v == "" {
+			continue
+		}
+		if u, err := url.Parse(v); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("tracing: %s is not a URL; want one such as http://127.0.0.1:4318", name)
+		}
+		return nil
+	}
+	return nil
 }
 
 // protocol returns grpc or http.

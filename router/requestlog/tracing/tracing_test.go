@@ -433,6 +433,43 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// TestEndpointWithoutScheme: a collector without a scheme is refused by the variable's name, without its value.
+func TestEndpointWithoutScheme(t *testing.T) {
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+		for _, value := range []string{"127.0.0.1:4318", "user:secret@host:4318", "http://", "ftp://h"} {
+			t.Setenv(name, value)
+			if e, err := New(Options{Sample: 1}); err == nil {
+				e.Close()
+				t.Errorf("%s=%s was accepted", name, value)
+			} else if !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "want") {
+				t.Errorf("%s=%s: %v; want the variable and what is accepted", name, value, err)
+			}
+			t.Setenv(name, "")
+		}
+	}
+}
+
+// TestStreamWithoutUsage: a stream whose engine reports no output tokens has a span without their number.
+func TestStreamWithoutUsage(t *testing.T) {
+	r, url := startHTTP(t)
+	e, l := start(t, Options{Endpoint: url, Sample: 1})
+	at := time.Now()
+	x := l.Begin(requestlog.Request{ID: "r1", Endpoint: "/v1/chat/completions", Model: "m", Stream: true, Received: at})
+	leg := x.StartLeg("decode", "d0", 0, 0, at)
+	x.EndLeg(leg, "ok", 100*time.Millisecond)
+	x.Finish(requestlog.Outcome{Status: 200, OutputTokens: -1, Events: 3, FirstToken: 20 * time.Millisecond, Total: 100 * time.Millisecond}, 0)
+	e.Close()
+	spans := r.spans()
+	if !slices.ContainsFunc(spans, func(s *tracepb.Span) bool { return s.Name == "stream" }) {
+		t.Errorf("there is no span of the stream among %d", len(spans))
+	}
+	for _, s := range spans {
+		if v, has := attributes(s)["gen_ai.usage.output_tokens"]; has {
+			t.Errorf("span %s has %s output tokens", s.Name, v)
+		}
+	}
+}
+
 // TestMissingCollector: requests do not wait for a collector that is absent or does not answer, and
 // what is lost is counted.
 func TestMissingCollector(t *testing.T) {
@@ -492,7 +529,7 @@ func TestSettingsThatCannotBeUsed(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:topsecret@h:%zz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "topsecret")
 	var out strings.Builder
-	e, err := New(Options{Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	e, err := New(Options{Endpoint: "http://127.0.0.1:1", Log: slog.New(slog.NewJSONHandler(&out, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
