@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"log/syslog"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -109,17 +108,12 @@ func New(opt Options) (*Writer, error) {
 		}
 	case "file":
 		// The file is opened here, so that a wrong path is an error at the start.
-		f, err := os.OpenFile(address, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
-		if err != nil {
+		if err := createLog(address); err != nil {
 			return nil, fmt.Errorf("accesslog: %w", err)
 		}
-		f.Close()
 		w.out = &rotatedFile{Logger: lumberjack.Logger{Filename: address, MaxSize: int(max(opt.MaxFileBytes>>20, 1)), MaxBackups: opt.MaxFiles}}
 	case "syslog":
-		if w.out, err = syslog.Dial(network, address, syslog.LOG_INFO|syslog.LOG_DAEMON, "sluice"); err != nil {
-			return nil, fmt.Errorf("accesslog: cannot reach syslog: %w", err)
-		}
-		w.perLine = true
+		w.out, w.perLine = &syslogOutput{network: network, address: address}, true
 	}
 	go w.run()
 	return w, nil

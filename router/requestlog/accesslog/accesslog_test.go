@@ -3,6 +3,7 @@ package accesslog
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -239,6 +240,9 @@ func TestMovedFile(t *testing.T) {
 		return err == nil
 	}
 	testwait.Until(t, "the file is there again", more)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm()&^0o640 != 0 || info.Mode().Perm()&0o440 == 0 || info.Mode().Perm()&0o040 == 0 {
+		t.Errorf("the new file: %v, %v; want the mode 0640 less the umask, so that the group can read it", info.Mode(), err)
+	}
 	if !holds(path, fmt.Sprint("more-", n))() || n > 1 && !holds(path+".1", "more-1")() {
 		t.Errorf("after %d more lines the last one is not in the new file, or the first one not in the old file", n)
 	}
@@ -246,6 +250,37 @@ func TestMovedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	testwait.Until(t, "the removed file is there again", more)
+	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Until(t, "a directory of its name is an error", func() bool {
+		logFull(l, "lost")
+		return w.Stats().Failed > 0
+	})
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		t.Errorf("the directory was moved away: %v, %v", info, err)
+	}
+}
+
+// TestSyslogThatIsDown: a router starts while its syslog server is down; lines are lost and counted until that is back.
+func TestSyslogThatIsDown(t *testing.T) {
+	c, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := c.Addr().String()
+	c.Close()
+	w, l := start(t, Options{Output: "syslog+tcp://" + address, Sample: 1})
+	logFull(l, "lost")
+	testwait.Until(t, "the line is counted as lost", func() bool { return w.Stats().Failed == 1 })
+	if c, err = net.Listen("tcp", address); err != nil {
+		t.Skip(err) // another process has the port
+	}
+	defer c.Close()
+	testwait.Until(t, "a line is written", func() bool {
+		logFull(l, "kept")
+		return w.Stats().Written > 0
+	})
 }
 
 // TestSyslog: each line is a message of its own.

@@ -14,7 +14,7 @@ const lookInterval = time.Second
 // under its name. Its methods are called by one goroutine.
 type rotatedFile struct {
 	lumberjack.Logger
-	open   os.FileInfo // what the last write has gone to; nil: not known
+	open   os.FileInfo // what the last writes have gone to; nil: to be opened
 	looked time.Time
 }
 
@@ -29,6 +29,11 @@ func (f *rotatedFile) Write(b []byte) (int, error) {
 			}
 		}
 	}
+	if f.open == nil {
+		if err := createLog(f.Filename); err != nil {
+			return 0, err
+		}
+	}
 	n, err := f.Logger.Write(b)
 	if f.open == nil && err == nil {
 		if info, failed := os.Stat(f.Filename); failed == nil {
@@ -36,4 +41,14 @@ func (f *rotatedFile) Write(b []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// createLog creates a log that is not there, readable for its group as log shippers expect; lumberjack would
+// create it for its owner alone, and move away a directory of its name.
+func createLog(path string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
