@@ -14,7 +14,7 @@ import (
 
 const drainLong = `Stops a running router from sending new requests to a worker. Requests in flight continue, and its
 streams move to other workers where they can (docs/migration.md). It warns if no other ready worker
-has the same role and model. sluice undrain ends it. A restart of the router ends it, too.`
+has the same role and model. sluice undrain ends it. It lasts over sluice restart, but not over a stop and start of the router.`
 
 const drainExample = `
   sluice drain decode-3
@@ -64,7 +64,11 @@ func runDrain(cmd *cobra.Command, target routerFlags, id string, on, asJSON bool
 		return 1
 	}
 	if models := modelsWithoutOther(drained, all); on && len(models) > 0 {
-		fmt.Fprintf(stderr, "Warning: no other ready worker is %s for %s; requests that need one will wait for it or be refused\n", drained.Role, english.WordSeries(models, "and"))
+		effect := "requests that need one will wait for it or be refused"
+		if drained.Role == worker.Prefill.String() {
+			effect = "decode workers will compute the prompts, or requests be refused if pd.decode_only_fallback is off"
+		}
+		fmt.Fprintf(stderr, "Warning: no other ready worker is %s for %s; %s\n", drained.Role, english.WordSeries(models, "and"), effect)
 	}
 	change := fmt.Sprintf("Draining worker %s of", id)
 	if !on {

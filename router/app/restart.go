@@ -39,6 +39,8 @@ type restartState struct {
 	WasReady          bool                       `json:"ready"`           // the old process was ready
 	ReadyWorkers      []string                   `json:"ranks,omitempty"` // ids of the workers that were ready
 	RegisteredWorkers []registration.KnownWorker `json:"workers,omitempty"`
+	// DrainedWorkers are the ids of the workers that are drained (sluice drain).
+	DrainedWorkers []string `json:"drained,omitempty"`
 	// Networks are the networks against which the addresses of RegisteredWorkers were checked.
 	Networks []string `json:"networks,omitempty"`
 }
@@ -104,6 +106,7 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 			state.ReadyWorkers = append(state.ReadyWorkers, w.Spec.ID)
 		}
 	}
+	state.DrainedWorkers = r.fleet.Drained()
 	opt.State = state
 	r.log.Info("starting a new process to replace this one", "deadline", opt.ReadyTimeout)
 	if r.snapshots != nil {

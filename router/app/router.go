@@ -243,6 +243,7 @@ func (r *Router) newFleet() error {
 	opt.Log, opt.Upstream.TLS = r.log, toEngines
 	opt.Own = ownListeners(r.cfg)
 	opt.Own.Add("listen", r.listener.Addr().String())
+	opt.Drained = r.previous.DrainedWorkers
 	opt.OnJoin, opt.OnLeave, opt.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
 	r.fleet = fleet.New(opt)
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -58,6 +59,9 @@ type Options struct {
 	// [false]. Otherwise only an engine core that may be frozen is sent a completion of one token;
 	// nothing else calls an inference endpoint.
 	ProbeInference bool
+	// Drained are ids of workers that are drained when they are first added, as in the process that this one
+	// replaces. Drain ends it.
+	Drained []string
 	// OnJoin is called when a worker has answered and is about to be Ready for the first time,
 	// again after its engine was replaced (restart: OnLeave, then OnJoin), and again when another
 	// of its ranks' servers has answered for the first time. Those ranks get no request before
@@ -169,13 +173,17 @@ type Fleet struct {
 	freeRanks  []*worker.Rank           // ranks whose slots were released, oldest first
 	budgets    map[string]*retryBudget  // of retries, by model
 	next       int                      // the first slot that was never assigned
+	drained    map[string]bool          // Options.Drained that were not added yet
 	closed     bool
 }
 
 // New returns an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
+	f := &Fleet{opt: opt, drained: map[string]bool{}, members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
+	for _, id := range opt.Drained {
+		f.drained[id] = true
+	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.Reload(opt.Settings())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
@@ -223,6 +231,10 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	f.members[spec.ID] = m
 	f.publish()
 	m.start()
+	if f.drained[spec.ID] {
+		delete(f.drained, spec.ID)
+		f.setDrain(m, true)
+	}
 	f.watchServers(append(slices.Clone(*f.servers.Load()), m.servers...))
 	return nil
 }
@@ -327,9 +339,14 @@ func (f *Fleet) Drain(id string, on bool) error {
 	if err != nil {
 		return err
 	}
-	if m.drain == on {
-		return nil
+	if m.drain != on {
+		f.setDrain(m, on)
 	}
+	return nil
+}
+
+// setDrain changes the drain of a member. Called with mu.
+func (f *Fleet) setDrain(m *member, on bool) {
 	m.drain = on
 	if on {
 		m.setState(worker.Draining, "drained by request")
@@ -339,7 +356,20 @@ func (f *Fleet) Drain(id string, on bool) error {
 	}
 	f.publish()
 	m.wakeUp()
-	return nil
+}
+
+// Drained returns the ids of the drained workers, and those of Options.Drained that have not been added yet.
+func (f *Fleet) Drained() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids := slices.Collect(maps.Keys(f.drained))
+	for id, m := range f.members {
+		if m.drain {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // member returns the member with an id. Called with mu.

@@ -3,6 +3,7 @@ package restart
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -367,6 +368,61 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	if status, text := call("POST", "/v1/workers/w/renew", ""); status != 200 || !strings.Contains(text, `"lease_seconds":300`) {
 		t.Errorf("the lease: %d %s", status, text)
 	}
+}
+
+// TestRestartKeepsDrains: a drained worker is drained in the process that replaces the router, until undrain.
+func TestRestartKeepsDrains(t *testing.T) {
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	dir := t.TempDir()
+	env := []string{"XDG_RUNTIME_DIR=" + dir}
+	r := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", a.URL()+",id=a", "--engine", b.URL()+",id=b", "--drain", "2s")
+	r.Ready(t)
+	sluice := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(harness.BuiltBinary(t), args...)
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	state := func(id string) string {
+		var list struct {
+			Workers []struct{ ID, State string }
+		}
+		if err := json.Unmarshal([]byte(sluice("workers", "--json")), &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range list.Workers {
+			if w.ID == id {
+				return w.State
+			}
+		}
+		return "absent"
+	}
+	sluice("drain", "a", "--yes")
+	before := harness.RuntimeOf(t, dir)
+	harness.DropIdle()
+	sluice("restart", "--yes")
+	testwait.UntilWithin(t, 20*time.Second, "the runtime file is the new process's", func() bool { return harness.RuntimeOf(t, dir).PID != before.PID })
+	now := harness.RuntimeOf(t, dir)
+	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
+	testwait.UntilWithin(t, 20*time.Second, "the other worker is ready", func() bool { return state("b") == "ready" })
+	if s := state("a"); s != "draining" {
+		t.Errorf("the drained worker is %s after the restart; want draining", s)
+	}
+	harness.DropIdle()
+	for range 6 {
+		if err := oneRequest(http.DefaultClient, "http://"+r.Addr, true); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(harness.GenerateRequests(a)); n != 0 {
+		t.Errorf("the drained worker got %d requests", n)
+	}
+	sluice("undrain", "a", "--yes")
+	testwait.UntilWithin(t, 20*time.Second, "the worker is ready again", func() bool { return state("a") == "ready" })
 }
 
 // TestSIGHUPReloads: on SIGHUP the router reads the file at once; it applies a valid one and
