@@ -82,7 +82,7 @@ var captures = []struct {
 	{"sglang_chat.http", sse.OpenAI, scanResult{9, 0, true, false, true, "length", Usage{13, 5, -1}}},
 	{"vllm_completions.sse", sse.OpenAI, scanResult{4, 0, true, false, true, "length", Usage{-1, -1, -1}}},
 	{"vllm_generate.sse", sse.OpenAI, scanResult{2, 0, true, false, true, "length", Usage{-1, -1, -1}}},
-	{"anthropic.sse", sse.Anthropic, scanResult{8, 0, true, false, true, "end_turn", Usage{25, 15, 16}}},
+	{"anthropic.sse", sse.Anthropic, scanResult{8, 0, true, false, true, "end_turn", Usage{41, 15, 16}}},
 	{"responses.sse", sse.Responses, scanResult{6, 0, true, false, true, "completed", Usage{37, 11, 32}}},
 }
 
@@ -198,7 +198,8 @@ func TestUsageOf(t *testing.T) {
 	for body, want := range map[string]Usage{
 		`{"id":"x","usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4,"prompt_tokens_details":null}}`:       {5, 4, -1},
 		`{"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":3}}}`: {5, 4, 3},
-		`{"usage":{"input_tokens":5,"output_tokens":4,"cache_read_input_tokens":2}}`:                                       {5, 4, 2},
+		`{"usage":{"input_tokens":5,"output_tokens":4,"cache_read_input_tokens":2}}`:                                       {7, 4, 2},
+		`{"usage":{"cache_creation_input_tokens":3,"cache_read_input_tokens":2,"input_tokens":5,"output_tokens":4}}`:       {10, 4, 2},
 		`{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":1},"output_tokens":4}}`:                        {5, 4, 1},
 		`{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":7}"}}],"usage":{"prompt_tokens":1}}`:              {1, -1, -1},
 		`{"a\\":"\\","b\"":"\"usage\\\"","usage\"":{"prompt_tokens":7},"usage":{"prompt_tokens":1}}`:                       {1, -1, -1},

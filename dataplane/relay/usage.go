@@ -28,18 +28,28 @@ func UsageOf(body []byte) Usage {
 }
 
 // readUsage reads a usage object into u. Members that it lacks stay unchanged.
+//
+// In Anthropic's form input_tokens are those of the prompt that were neither read from the cache nor written to
+// it (vLLM's entrypoints/anthropic/serving.py, _build_anthropic_usage); Usage.Prompt is the whole prompt.
 func readUsage(w *jsonscan.Cursor, u *Usage) {
 	if !w.Enter('{') {
 		return
 	}
+	input, read, created := -1, -1, 0
 	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
-		case "prompt_tokens", "input_tokens":
+		case "prompt_tokens":
 			readCount(w, &u.Prompt)
+		case "input_tokens":
+			readCount(w, &input)
 		case "completion_tokens", "output_tokens":
 			readCount(w, &u.Completion)
-		case "cache_read_input_tokens", "cached_tokens":
+		case "cached_tokens":
 			readCount(w, &u.Cached)
+		case "cache_read_input_tokens":
+			readCount(w, &read)
+		case "cache_creation_input_tokens":
+			readCount(w, &created)
 		case "prompt_tokens_details", "input_tokens_details":
 			if !w.Enter('{') {
 				continue
@@ -54,6 +64,12 @@ func readUsage(w *jsonscan.Cursor, u *Usage) {
 		default:
 			w.Skip()
 		}
+	}
+	if input >= 0 {
+		u.Prompt = input + max(read, 0) + created
+	}
+	if read >= 0 {
+		u.Cached = read
 	}
 }
 

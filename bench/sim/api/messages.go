@@ -51,6 +51,9 @@ func (f *messagesFormat) openMessage(b []byte) []byte {
 
 func (f *messagesFormat) usage(b []byte, output int) []byte {
 	prompt, _, cached := f.r.usage()
+	if !f.r.Config.HideCached {
+		prompt -= cached // what was read from the cache is counted apart, as vLLM does
+	}
 	b = append(b, `{"input_tokens":`...)
 	b = strconv.AppendInt(b, int64(prompt), 10)
 	b = append(b, `,"output_tokens":`...)

@@ -85,6 +85,17 @@ func readNativeStream(incremental bool) func(a *harness.Answer) harness.StreamRe
 	}
 }
 
+// promptOf returns the tokens of the prompt in Anthropic's form of usage, which counts cached ones apart.
+func promptOf(usage any) any {
+	u, _ := usage.(map[string]any)
+	input, ok := u["input_tokens"].(float64)
+	if !ok {
+		return u["input_tokens"]
+	}
+	cached, _ := u["cache_read_input_tokens"].(float64)
+	return input + cached
+}
+
 // readMessagesStream reads Anthropic's events.
 func readMessagesStream(a *harness.Answer) (h harness.StreamRecord) {
 	open := -1.0
@@ -97,7 +108,7 @@ func readMessagesStream(a *harness.Answer) (h harness.StreamRecord) {
 		switch name {
 		case "message_start":
 			h.WantConstant(harness.ValueAt(v, "message", "id"))
-			h.Usage = harness.ValueAt(v, "message", "usage", "input_tokens")
+			h.Usage = promptOf(harness.ValueAt(v, "message", "usage"))
 		case "content_block_start":
 			if open >= 0 {
 				h.AddError("block %v within %v", index, open)
@@ -112,10 +123,10 @@ func readMessagesStream(a *harness.Answer) (h harness.StreamRecord) {
 			open = -1
 		case "message_delta":
 			h.End = v["delta"]
-			if in := harness.ValueAt(v, "usage", "input_tokens"); in != h.Usage {
+			if in := promptOf(v["usage"]); in != h.Usage {
 				h.AddError("input %v, then %v", h.Usage, in)
 			}
-			h.Usage = []any{harness.ValueAt(v, "usage", "input_tokens"), harness.ValueAt(v, "usage", "output_tokens")}
+			h.Usage = []any{promptOf(v["usage"]), harness.ValueAt(v, "usage", "output_tokens")}
 		case "message_stop":
 		default:
 			h.AddError("event %q", name)
