@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -50,7 +51,7 @@ func loadCommand() *cobra.Command {
 	})
 	addGoFlags(cmd, fs)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
-	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress on standard error")
+	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress on standard error, as where that is not a terminal")
 	completeFlag(cmd, "endpoint", "chat", "completions", "generate")
 	return cmd
 }
@@ -58,6 +59,9 @@ func loadCommand() *cobra.Command {
 // runLoad sends load and prints the latencies and failures that a client sees.
 func runLoad(ctx context.Context, o load.Options, asJSON, quiet bool, stdout, stderr io.Writer) int {
 	var progress func(load.Snapshot)
+	if screen, isFile := stderr.(*os.File); !isFile || !isatty(screen) {
+		quiet = true // a line that is written over and over only fills a file
+	}
 	if !quiet {
 		progress = func(s load.Snapshot) {
 			fmt.Fprintf(stderr, "\r%6s  %s ok  %s failed  %d in flight  first token p50 %s p99 %s   ", s.Elapsed.Round(time.Second),

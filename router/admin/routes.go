@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -249,6 +250,25 @@ func (s *Server) config(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, v)
 }
 
+// showOff replaces the durations that stand for "off" in the configuration's structs by the word of the file.
+func showOff(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			v[k] = showOff(x)
+		}
+	case []any:
+		for i, x := range v {
+			v[i] = showOff(x)
+		}
+	case string:
+		if v == time.Duration(-1).String() {
+			return "off"
+		}
+	}
+	return v
+}
+
 // masked returns v as plain JSON values with the keys of the configuration file, with every secret
 // masked.
 func masked(v any) (any, error) {
@@ -260,7 +280,7 @@ func masked(v any) (any, error) {
 	if err := yaml.Unmarshal(b, &plain); err != nil {
 		return nil, errors.New("admin: cannot show the configuration: its YAML cannot be parsed again")
 	}
-	plain = maskValue(plain)
+	plain = showOff(maskValue(plain))
 	if _, err := json.Marshal(plain); err != nil {
 		return nil, fmt.Errorf("admin: cannot show the configuration: %w", err)
 	}

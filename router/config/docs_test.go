@@ -22,7 +22,7 @@ func TestDocs(t *testing.T) {
 		"- `--config FILE` (or `$SLUICE_CONFIG`) names a YAML file. Environment variables take precedence over the file, flags over both.\n" +
 		"- An environment variable is named after the field's path: `timeouts.prefill` is `SLUICE_TIMEOUTS_PREFILL`. `--set timeouts.prefill=60s` sets the same field.\n" +
 		"- Unknown fields, wrong types and impossible values are errors with line and column, reported all at once. `sluice check` also reads the certificates that the configuration names.\n" +
-		"- A variable `SLUICE_…` that sets nothing but resembles one that does causes a warning, also at the start.\n" +
+		"- A variable `SLUICE_…` that begins with the name of a section, such as `SLUICE_TIMEOUTS_`, and names no field of it is an error. Any other that sets nothing but resembles one that does causes a warning, also at the start.\n" +
 		"- Renamed fields accept their old name for one release: [upgrading.md](upgrading.md).\n\n" +
 		"The code writes this page (`go test ./router/config -run TestDocs -rewrite`).\n\n" +
 		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +

@@ -37,9 +37,19 @@ func (e *Error) Error() string {
 		parts = append(parts, at)
 	}
 	if e.Field != "" {
-		parts = append(parts, e.Field)
+		parts = append(parts, printable(e.Field))
 	}
 	return strings.Join(append(parts, e.Msg), ": ")
+}
+
+// printable replaces what a terminal would interpret in a text of a file.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) {
+			return '\uFFFD'
+		}
+		return r
+	}, text)
 }
 
 // Errors are all errors of a configuration, in the order of the file.

@@ -192,7 +192,7 @@ func excerpt(text []byte, line, col int) string {
 		from = at - maxExcerpt*3/4
 	}
 	number := strconv.Itoa(line)
-	return fmt.Sprintf("\n  %s | %s\n  %s | %s^", number, string(shown[from:min(len(shown), from+maxExcerpt)]), strings.Repeat(" ", len(number)), strings.Repeat(" ", at-from))
+	return fmt.Sprintf("\n  %s | %s\n  %s | %s^", number, printable(string(shown[from:min(len(shown), from+maxExcerpt)])), strings.Repeat(" ", len(number)), strings.Repeat(" ", at-from))
 }
 
 // secretKey matches a line that names a field whose value may be a secret.

@@ -23,8 +23,8 @@ class Section:
         router = None
         try:
             wait_ready(engines)
-            flags = ["--worker", f"{engines[0].url},id=full", "--worker", f"{engines[1].url},id=empty"]
-            report.note("router: `sluice serve --worker URL,id=full --worker URL,id=empty`")
+            flags = ["--engine", f"{engines[0].url},id=full", "--engine", f"{engines[1].url},id=empty"]
+            report.note("router: `sluice serve --engine URL,id=full --engine URL,id=empty`")
             router = Router(context.router, context.run_dir, "router-full", flags)
             router.wait_ready()
             with report.guarded("new prompts are placed by the space in the caches"):

@@ -207,7 +207,7 @@ def run(engine, router, requests, cached):
     counters = Counters(router)
     generator = Generator(7)
     statuses = {}
-    compared = {api: 0 for api in PATHS}
+    compared, counts = {api: 0 for api in PATHS}, {api: 0 for api in PATHS}
     begun = time.monotonic()
     before = counters.read()
     for i in range(requests):
@@ -216,6 +216,7 @@ def run(engine, router, requests, cached):
         statuses[api, answer.status] = statuses.get((api, answer.status), 0) + 1
         after = counters.await_check(before)
         compared[api] += after["checks"] - before["checks"]
+        counts[api] += after["counts"] - before["counts"]
         cached.add(i, api, answer, before, after)
         if after["mismatches"] > before["mismatches"]:
             say(f"request {i}: the ids differ: {http_calls.get(router.url, '/readyz').text()}")
@@ -231,7 +232,7 @@ def run(engine, router, requests, cached):
     for api in PATHS:
         other = sum(n for (a, s), n in statuses.items() if a == api and s != 200)
         print(f"| {api} | {statuses.get((api, 200), 0)} | {other} | {compared[api]} |")
-    print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; the counts that the engine reported do not fit the ids of {last['counts']} prompts; {tokenize_calls} calls of /tokenize.")
+    print(f"\n{last['mismatches']} of {last['checks']} compared prompts differ; {last['failed']} comparisons had no answer; the counts that the engine reported do not fit the ids of {last['counts']} prompts ({counts}); {tokenize_calls} calls of /tokenize.")
     print(f"Prompts by source: native {last['native']}, engine {last['engine']}, cache {last['cache']}, text {last['text']}, request {last['request']}, none {last['none']}; not modelled {last['unmodelled']}, failed {last['errors']}.")
     print(f"Cached tokens: predicted {last['predicted']}, reported {last['reported']}, sum of the differences {last['difference']}; equal for {cached.equal} of {cached.requests} requests.\n\n{cached.table()}")
     faults = []
