@@ -98,8 +98,11 @@ func TestWorkersAndRequests(t *testing.T) {
 	if len(parsed.Workers) != 2 || len(parsed.Requests) != 1 || !parsed.Requests[0].Done || parsed.Stats == nil || parsed.Router == nil || parsed.Router.PID != os.Getpid() {
 		t.Errorf("%+v", parsed)
 	}
+	rank := r.AllRanks()[0]
+	rank.Requests.Add(3)
 	out, _ = command("top", "--once")
-	for _, want := range []string{"sluice top  " + adminAddr(r), "pid ", "policy kv", "requests/s", "first token p50", "w1 ", "  200 "} {
+	rank.Requests.Add(-3)
+	for _, want := range []string{"in flight: 0 prefill  0 decode  3 aggregated", "sluice top  " + adminAddr(r), "pid ", "policy kv", "requests/s", "first token p50", "w1 ", "  200 "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice/router/admin"
+	"sluice/router/worker"
 )
 
 const topLong = `Shows a running router, refreshed every --interval: rates and time to first token of the last ten
@@ -214,12 +215,30 @@ func writeTop(ctx context.Context, w io.Writer, c *admin.Client, rt admin.Runtim
 	fmt.Fprintf(w, "sluice top  %s  policy %s\n\n", router, stats.Name)
 	now := &stats.Now
 	fmt.Fprintf(w, "%.1f requests/s  %s output tokens/s  %.1f refused/s  %s\n", now.RequestRate, humanize.Comma(int64(now.TokenRate)), now.RefusedRate, plural(now.Connections, "connection"))
-	fmt.Fprintf(w, "in flight: %d prefill  %d decode  %d whole\n", now.InPrefill, now.InDecode, now.InWhole)
+	n := legsInFlight(v.Workers)
+	fmt.Fprintf(w, "in flight: %d prefill  %d decode  %d aggregated\n", n.Prefill, n.Decode, n.Aggregated)
 	fmt.Fprintf(w, "first token p50 %s  p99 %s   cached prompt tokens: predicted %s  reported %s\n", optional(now.TTFTP50, "%.0f ms", 1), optional(now.TTFTP99, "%.0f ms", 1),
 		optional(now.Predicted, "%.0f %%", 100), optional(now.Actual, "%.0f %%", 100))
 	fmt.Fprintf(w, "since the start: %s  %s refused  %s\n\n", plural(int64(stats.Total.Responses), "response"), humanize.Comma(int64(stats.Total.Refused)), plural(int64(stats.Total.Retries), "retry"))
 	writeTopTables(w, v, rows)
 	return nil
+}
+
+// legsInFlight sums what the table of workers shows: a count of another moment would disagree with it.
+func legsInFlight(workers []admin.Worker) (n admin.InFlight) {
+	for i := range workers {
+		for _, r := range workers[i].Ranks {
+			switch workers[i].Role {
+			case worker.Prefill.String():
+				n.Prefill += r.Requests
+			case worker.Decode.String():
+				n.Decode += r.Requests
+			default:
+				n.Aggregated += r.Requests
+			}
+		}
+	}
+	return n
 }
 
 // plural returns n with its noun, such as "1 retry" and "1,200 retries".
