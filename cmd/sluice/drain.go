@@ -14,7 +14,8 @@ import (
 
 const drainLong = `Stops a running router from sending new requests to a worker. Requests in flight continue, and its
 streams move to other workers where they can (docs/migration.md). It warns if no other ready worker
-has the same role and model. sluice undrain ends it. It lasts over sluice restart, but not over a stop and start of the router.`
+has the same role and model. sluice undrain ends it. It lasts over sluice restart, but not over a
+stop and start of the router.`
 
 const drainExample = `
   sluice drain decode-3
