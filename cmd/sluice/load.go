@@ -51,7 +51,7 @@ func loadCommand() *cobra.Command {
 	})
 	addGoFlags(cmd, fs)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
-	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress on standard error, as where that is not a terminal")
+	cmd.Flags().BoolVar(&quiet, "quiet", false, "print no progress on standard error; the default where that is not a terminal")
 	completeFlag(cmd, "endpoint", "chat", "completions", "generate")
 	return cmd
 }

@@ -336,6 +336,10 @@ func (f *Fleet) Drain(id string, on bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m, err := f.member(id, "drain")
+	if f.drained[id] && !on { // of a worker that has not come yet
+		delete(f.drained, id)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -509,3 +509,32 @@ func TestChurn(t *testing.T) {
 		return len(f.freeRanks) == f.next && len(f.removing) == 0
 	})
 }
+
+// TestDrainedBeforeAdded: a worker that was drained in the process before is drained when it is added, once, unless
+// that was ended before it came.
+func TestDrainedBeforeAdded(t *testing.T) {
+	f := New(Options{Drained: []string{"a", "b"}})
+	defer f.Close()
+	if err := f.Drain("b", false); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.Drained(); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("drained are %v; want a", got)
+	}
+	for id, want := range map[string]worker.State{"a": worker.Draining, "b": worker.Joining} {
+		if err := f.Add(worker.Spec{ID: id, URL: "http://127.0.0.1:1"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range f.View().Workers {
+			if s, _ := w.State(); w.Spec.ID == id && s != want {
+				t.Errorf("worker %s is %v; want %v", id, s, want)
+			}
+		}
+	}
+	if err := f.Remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.Drained(); len(got) != 0 {
+		t.Errorf("drained are %v after the worker was removed; want none", got)
+	}
+}
