@@ -35,11 +35,14 @@ type queue struct {
 	added      chan struct{} // the dispatcher has added an event
 	freed      bool          // capacity has become free since the last event
 	excluded   []*worker.Rank
-	backlogged time.Duration // of the request that is looked at; see schedule.EngineQueue
+	backlog    admission.Backlog // of the request that is looked at
 }
 
 // targetMargin is the part of a target that a forecast leaves unused.
 const targetMargin = 0.1
+
+// overtakeMargin is that of package pd.
+const overtakeMargin = 250 * time.Millisecond
 
 // playQueued plays the trace with a queue.
 func (r *run) playQueued() {
@@ -83,7 +86,7 @@ func (q *queue) next() bool {
 // arrive lets a request wait if no rank can start it. It returns false if one can. Called with mu.
 func (q *queue) arrive(x *arrival) bool {
 	if q.controller.IsEmpty() {
-		q.backlogged = 0
+		q.backlog = admission.Backlog{}
 		if q.hasCapacity(x) {
 			return false
 		}
@@ -92,7 +95,7 @@ func (q *queue) arrive(x *arrival) bool {
 	c, _ := q.scheduler.Preview(&query)
 	todo := max(x.Prompt-c.CachedTokens, 1)
 	w := &admission.Waiter{Class: q.opt.Classes[min(x.Class, len(q.opt.Classes)-1)].Name, Item: admission.Item{Pool: "model", Tenant: x.Tenant, Cost: int64(todo + schedule.ExpectedOutput(x.Output))}}
-	s := &starter{q: q, arrival: x}
+	s := &starter{q: q, arrival: x, waitSince: time.Now()}
 	w.Starter = s
 	now, wait := q.controller.Now(), q.opt.MaxWait
 	w.Item.Due = now + int64(wait/2)
@@ -119,6 +122,7 @@ func (q *queue) arrive(x *arrival) bool {
 type starter struct {
 	q             *queue
 	arrival       *arrival
+	waitSince     time.Time
 	affinitySince time.Time
 }
 
@@ -138,11 +142,11 @@ func (s *starter) wait(w *admission.Waiter, atMost time.Duration) {
 }
 
 // TryStart implements admission.Starter.
-func (s *starter) TryStart(backlogged time.Duration, _ *time.Time) admission.Verdict {
+func (s *starter) TryStart(backlog admission.Backlog, _ *time.Time) admission.Verdict {
 	q := s.q
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.backlogged = backlogged
+	q.backlog = backlog
 	if !q.hasCapacity(s.arrival) {
 		return admission.NoCapacity
 	}
@@ -175,7 +179,11 @@ func (q *queue) hasCapacity(x *arrival) bool {
 }
 
 func (q *queue) isFree(x *arrival, r *worker.Rank) bool {
-	return q.scheduler.CanStart(r, schedule.WholeLeg, schedule.EngineQueue{Time: q.opt.EngineQueue, Backlogged: q.backlogged}, x.Prompt, x.Output)
+	return q.scheduler.CanStart(r, schedule.WholeLeg, q.engineQueue(), x.Prompt, x.Output)
+}
+
+func (q *queue) engineQueue() schedule.EngineQueue {
+	return schedule.EngineQueue{Time: q.opt.EngineQueue, Backlogged: q.backlog.Lasts}
 }
 
 // prefersFullRank reports whether the request waits for a rank without capacity that holds its prefix.
@@ -188,7 +196,14 @@ func (s *starter) prefersFullRank() bool {
 	}
 	query.Excluded = q.excluded
 	other, ok := q.scheduler.Preview(&query)
-	if !ok || s.firstTokenIn(&best) >= s.firstTokenIn(&other) {
+	if !ok {
+		return false
+	}
+	more := q.scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
+	if overtakes := q.backlog.Longest-time.Since(s.waitSince) > q.opt.AffinityWait+overtakeMargin; overtakes {
+		more = 0
+	}
+	if s.firstTokenIn(&best) >= s.firstTokenIn(&other)+q.scheduler.OthersPay(more) {
 		return false
 	}
 	if s.affinitySince.IsZero() {

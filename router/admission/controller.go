@@ -20,13 +20,23 @@ const (
 
 // Starter starts a waiting request.
 type Starter interface {
-	// TryStart reserves a rank for the request if one can start it soon. backlogged is how long
-	// requests of its pool have waited without a break. emptySince belongs to the Starters of the requests
+	// TryStart reserves a rank for the request if one can start it soon. backlog is that of its pool. emptySince belongs to the Starters of the requests
 	// of its Pool and Group together, as long as any waits: since when they have had no rank, zero if they
 	// have one. TryStart runs on the dispatcher's goroutine while the goroutine of the request waits, and
 	// must not call the Controller, except for Wake.
-	TryStart(backlogged time.Duration, emptySince *time.Time) Verdict
+	TryStart(backlog Backlog, emptySince *time.Time) Verdict
 }
+
+// Backlog says how the requests of a pool wait.
+type Backlog struct {
+	Lasts time.Duration // how long requests have waited without a break
+	// Longest is how long the request has waited that has waited longest for capacity, if the backlog has lasted
+	// for longAfter; otherwise 0.
+	Longest time.Duration
+}
+
+// longAfter is how long a backlog must last before its longest wait is determined.
+const longAfter = 500 * time.Millisecond
 
 // Outcome is the end of a wait.
 type Outcome uint8
@@ -80,14 +90,14 @@ type Waiter struct {
 }
 
 // tryStart is Starter.TryStart. A panic of it belongs to the request: Wait passes it on.
-func (w *Waiter) tryStart(backlogged time.Duration) (v Verdict) {
+func (w *Waiter) tryStart(backlog Backlog) (v Verdict) {
 	since := &w.Item.lane.group.emptySince
 	defer func() {
 		if w.panicked = recover(); w.panicked != nil {
 			v = Started
 		}
 	}()
-	return w.Starter.TryStart(backlogged, since)
+	return w.Starter.TryStart(backlog, since)
 }
 
 // Observer counts what a Controller does with requests that are not suspended streams. Its methods must neither block nor allocate.
@@ -423,6 +433,7 @@ func (c *Controller) round() bool {
 // two requests, so that arrivals and disconnects need not wait for all of them.
 func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
+	oldest := c.oldestInBacklog(pool)
 	for deferred, passed, full := 0, 0, 0; full < maxFull; {
 		now := c.now()
 		it := c.queue.Next(pool, now)
@@ -440,12 +451,19 @@ func (c *Controller) dispatchPool(pool string) {
 			c.queue.EndSweep(pool)
 			return
 		}
-		switch it.Waiter.tryStart(c.rate(pool).busyFor(now)) {
+		backlog := Backlog{Lasts: c.rate(pool).busyFor(now)}
+		if oldest != nil {
+			backlog.Longest = time.Duration(now - oldest.Arrived)
+		}
+		switch it.Waiter.tryStart(backlog) {
 		case Started:
 			it.tenant.rate.add(c.now(), it.Cost, tenantRateWindow)
 			c.queue.Take(it)
 			c.rate(pool).add(c.now(), it.Cost, rateWindow)
 			c.end(it.Waiter, Dispatched)
+			if it == oldest {
+				oldest = c.oldestInBacklog(pool)
+			}
 		case NotNow:
 			it.setTried()
 			c.queue.Defer(it)
@@ -457,6 +475,15 @@ func (c *Controller) dispatchPool(pool string) {
 		c.mu.Unlock()
 		c.mu.Lock()
 	}
+}
+
+// oldestInBacklog returns the request of a pool that has waited longest for capacity, nil in a backlog shorter than
+// longAfter. Called with mu.
+func (c *Controller) oldestInBacklog(pool string) *Item {
+	if c.rate(pool).busyFor(c.now()) < longAfter {
+		return nil
+	}
+	return c.queue.oldestReady(pool)
 }
 
 // rate returns the meter of a pool. Called with mu.

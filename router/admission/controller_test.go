@@ -19,7 +19,7 @@ type gate struct {
 	tries   int
 }
 
-func (g *gate) TryStart(time.Duration, *time.Time) Verdict {
+func (g *gate) TryStart(Backlog, *time.Time) Verdict {
 	g.tries++
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
@@ -128,6 +128,7 @@ func TestDeferredRequestsLetOthersPass(t *testing.T) {
 			if out := c.Wait(other, 2*time.Minute); out != Dispatched || other.Waited > time.Duration(n/maxDeferred+2)*pollInterval {
 				t.Errorf("the request behind %d that cannot start ended %s after %v; want it dispatched within as many rounds as they need", n, out, other.Waited)
 			}
+			synctest.Wait() // else a round in progress may find the capacity in the middle
 			none.Add(1)
 			if first := <-ends; first != 0 {
 				t.Errorf("of %d that could not start, number %d went first; want 0", n, first)
@@ -219,7 +220,7 @@ func TestEmptySinceIsSharedByGroup(t *testing.T) {
 // lostStarter is a request whose ranks are lost.
 type lostStarter struct{}
 
-func (lostStarter) TryStart(_ time.Duration, emptySince *time.Time) Verdict {
+func (lostStarter) TryStart(_ Backlog, emptySince *time.Time) Verdict {
 	if emptySince.IsZero() {
 		*emptySince = time.Now()
 	}
@@ -231,7 +232,7 @@ func (lostStarter) TryStart(_ time.Duration, emptySince *time.Time) Verdict {
 
 type panicking struct{}
 
-func (panicking) TryStart(time.Duration, *time.Time) Verdict { panic("a fault of one request") }
+func (panicking) TryStart(Backlog, *time.Time) Verdict { panic("a fault of one request") }
 
 // A panic ends the request that it belongs to, on its own goroutine, and no other.
 func TestPanicBelongsToItsRequest(t *testing.T) {
@@ -529,13 +530,14 @@ func TestRequestsOnHold(t *testing.T) {
 	})
 }
 
-// backlogGate is a Starter that notes how long its pool has been backlogged.
+// backlogGate is a Starter that notes the backlog of its pool.
 type backlogGate struct {
-	free, seen *atomic.Int64
+	free, seen, longest *atomic.Int64
 }
 
-func (g backlogGate) TryStart(backlogged time.Duration, _ *time.Time) Verdict {
-	g.seen.Store(int64(backlogged))
+func (g backlogGate) TryStart(backlog Backlog, _ *time.Time) Verdict {
+	g.seen.Store(int64(backlog.Lasts))
+	g.longest.Store(int64(backlog.Longest))
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
 		return NoCapacity
@@ -543,14 +545,15 @@ func (g backlogGate) TryStart(backlogged time.Duration, _ *time.Time) Verdict {
 	return Started
 }
 
-// TestBacklogged: a Starter learns for how long requests of its pool have waited without a break.
+// TestBacklogged: a Starter learns for how long requests of its pool have waited without a break, and how long the
+// one has waited that arrived first.
 func TestBacklogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewController(Settings{Classes: []Class{{Name: "normal"}}, Limits: Limits{MaxRequests: 10, MaxTenants: 10}}, &counts{})
-		var free, seen atomic.Int64
+		var free, seen, longest atomic.Int64
 		var wg sync.WaitGroup
 		wait := func() {
-			w := &Waiter{Class: "normal", Item: Item{Pool: "m", Tenant: "t", Cost: 1}, Starter: backlogGate{&free, &seen}}
+			w := &Waiter{Class: "normal", Item: Item{Pool: "m", Tenant: "t", Cost: 1}, Starter: backlogGate{&free, &seen, &longest}}
 			if c.Enqueue(w) != WithinBounds {
 				t.Error("the queue is full")
 				return
@@ -562,26 +565,35 @@ func TestBacklogged(t *testing.T) {
 			c.Wake()
 			synctest.Wait()
 		}
-		last := func(want time.Duration, when string) {
+		last := func(want, wantLongest time.Duration, when string) {
 			t.Helper()
 			if got := time.Duration(seen.Load()); got < want || got > want+20*time.Millisecond {
 				t.Errorf("%s, the pool is backlogged for %v; want about %v", when, got, want)
 			}
+			if got := time.Duration(longest.Load()); got < wantLongest || got > wantLongest+20*time.Millisecond {
+				t.Errorf("%s, the longest wait is %v; want about %v", when, got, wantLongest)
+			}
 		}
 		wait()
-		time.Sleep(4 * time.Second)
+		time.Sleep(2 * time.Second)
 		wait()
+		time.Sleep(2 * time.Second)
 		start()
-		last(4*time.Second, "after 4 s, with a second request")
+		last(4*time.Second, 2*time.Second, "after 4 s, with a second request since 2 s")
 		time.Sleep(time.Second)
 		start()
-		last(5*time.Second, "when the second is started a second later")
+		last(5*time.Second, 3*time.Second, "when the second is started a second later")
 		wg.Wait()
 		time.Sleep(time.Minute)
 		wait()
 		time.Sleep(time.Second)
 		start()
-		last(time.Second, "a second after a break")
+		last(time.Second, time.Second, "a second after a break")
+		time.Sleep(time.Minute)
+		wait()
+		time.Sleep(100 * time.Millisecond)
+		start()
+		last(100*time.Millisecond, 0, "in a short backlog")
 		wg.Wait()
 	})
 }

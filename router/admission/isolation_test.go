@@ -90,7 +90,7 @@ func runFleet(classes []Class, loads []offered, seed uint64, duration time.Durat
 			}
 			m.q.Take(it)
 			m.places--
-			it.Waiter.Starter.TryStart(0, nil)
+			it.Waiter.Starter.TryStart(Backlog{}, nil)
 		}
 	}
 	return m
@@ -98,7 +98,7 @@ func runFleet(classes []Class, loads []offered, seed uint64, duration time.Durat
 
 type startFunc func()
 
-func (f startFunc) TryStart(time.Duration, *time.Time) Verdict { f(); return Started }
+func (f startFunc) TryStart(Backlog, *time.Time) Verdict { f(); return Started }
 
 // p99 returns the p99 of the first tokens of tenants, over several runs together.
 func p99(classes []Class, loads []offered, tenants ...string) (all []time.Duration) {

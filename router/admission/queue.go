@@ -377,6 +377,29 @@ func (q *Queue) Release(it *Item) {
 	k.updateClaim(it.tenant, 0)
 }
 
+// oldestReady returns the request of a pool that arrived first of those that are neither deferred nor on hold, nil
+// if there is none.
+func (q *Queue) oldestReady(pool string) (oldest *Item) {
+	l := q.pools[pool]
+	if l == nil {
+		return nil
+	}
+	for _, g := range l.groups {
+		for _, lanes := range g.ready {
+			for _, n := range lanes {
+				it := n.tenant.ages.oldest
+				for it != nil && (it.state == onHold || it.deferred) {
+					it = it.newer
+				}
+				if it != nil && (oldest == nil || it.seq < oldest.seq) {
+					oldest = it
+				}
+			}
+		}
+	}
+	return oldest
+}
+
 // isIdle reports whether no request of a pool waits for capacity.
 func (q *Queue) isIdle(pool string) bool {
 	l := q.pools[pool]

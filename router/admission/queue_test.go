@@ -528,4 +528,4 @@ func TestManyWait(t *testing.T) {
 // neverStarts has no rank with capacity.
 type neverStarts struct{}
 
-func (neverStarts) TryStart(time.Duration, *time.Time) Verdict { return NoCapacity }
+func (neverStarts) TryStart(Backlog, *time.Time) Verdict { return NoCapacity }

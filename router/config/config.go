@@ -329,8 +329,8 @@ type Admission struct {
 	// started it: enough to keep it busy until the next request arrives. A request that would find
 	// more waits in the router [200ms].
 	EngineQueue time.Duration `yaml:"engine_queue" min:"1ms" max:"10m"`
-	// AffinityWait is how long a request may wait for a full rank that holds its prefix, and is
-	// expected to be faster, while another rank could start it [500ms].
+	// AffinityWait is how long a request may wait for a full rank that holds its prefix, where that
+	// costs less than computing it on another rank that could start it [500ms].
 	AffinityWait time.Duration `yaml:"affinity_wait" min:"0s" max:"10m"`
 	MaxRequests  int           `yaml:"max_requests" min:"1" max:"1000000"` // requests that wait; 429 beyond [50000]
 	MaxBytes     int64         `yaml:"max_bytes" unit:"bytes" min:"0"`     // bodies of the requests that wait; 429 beyond; 0: half of limits.memory_budget [0]

@@ -156,5 +156,5 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 }
 
 func (q *request) engineQueue() schedule.EngineQueue {
-	return schedule.EngineQueue{Time: q.settings.admission.EngineQueue, Backlogged: q.backlogged}
+	return schedule.EngineQueue{Time: q.settings.admission.EngineQueue, Backlogged: q.backlog.Lasts}
 }

@@ -158,22 +158,24 @@ type admissionPart struct {
 	weight     int
 	ttft, tpot time.Duration // targets; 0: none
 
-	late            bool      // the forecast says that the target cannot be met
-	startBy         int64     // by the queue's clock: the latest start that meets the target of the first token; 0: no such target
-	bindLate        bool      // choices take only ranks with capacity
-	affinitySince   time.Time // since when the request could start elsewhere, but waits for a rank that holds its prefix
+	late            bool         // the forecast says that the target cannot be met
+	startBy         int64        // by the queue's clock: the latest start that meets the target of the first token; 0: no such target
+	bindLate        bool         // choices take only ranks with capacity
+	affinitySince   time.Time    // since when the request could start elsewhere, but waits for a rank that holds its prefix
+	preferred       *worker.Rank // the full rank that it waited for at preferredAt; nil: none
+	preferredAt     time.Time
 	waitSince       time.Time // when the request was first in the queue; zero: never
 	startsAtDecode  bool      // reservedDecode is a choice of startAtDecode
 	lookedUp        time.Time // when the overlap was last looked up
 	reservedPrefill chosenPrefill
-	preemption      *preemption   // nil: it has asked for no suspension
-	suspendedFor    *preemption   // of the request for which this one, the rest of a stream, was suspended; nil for none
-	yieldUntil      time.Time     // until when that request goes first
-	place           *session.Wait // for a place among the active sessions; nil: none, or it has ended
-	engineDelay     time.Duration // the part of the forecast that is not for its own prompt; see setDue
-	backlogged      time.Duration // how long its pool had waiting requests at the last TryStart
-	isUndecided     *atomic.Int64 // the count of undecided that includes the request, or nil
-	undecidedAs     undecidedKey  // under which it is counted too; zero if nothing restricts it
+	preemption      *preemption       // nil: it has asked for no suspension
+	suspendedFor    *preemption       // of the request for which this one, the rest of a stream, was suspended; nil for none
+	yieldUntil      time.Time         // until when that request goes first
+	place           *session.Wait     // for a place among the active sessions; nil: none, or it has ended
+	engineDelay     time.Duration     // the part of the forecast that is not for its own prompt; see setDue
+	backlog         admission.Backlog // of its pool at the last TryStart
+	isUndecided     *atomic.Int64     // the count of undecided that includes the request, or nil
+	undecidedAs     undecidedKey      // under which it is counted too; zero if nothing restricts it
 }
 
 // readAdmission finds the class, the tenant, the targets and the deadline of the request. It answers

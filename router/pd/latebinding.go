@@ -30,8 +30,8 @@ func (q *request) releaseAdmitted() {
 }
 
 // TryStart implements admission.Starter: it reserves the rank of the first leg if one has capacity.
-func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admission.Verdict {
-	q.backlogged = backlogged
+func (q *request) TryStart(backlog admission.Backlog, emptySince *time.Time) admission.Verdict {
+	q.backlog = backlog
 	q.refreshCandidates()
 	leg := q.firstLeg()
 	candidates := q.candidates(leg)
@@ -72,14 +72,29 @@ func (q *request) TryStart(backlogged time.Duration, emptySince *time.Time) admi
 // overlapAge is how old the look-up of a waiting request's prefix may be when its rank is chosen.
 const overlapAge = 200 * time.Millisecond
 
+// preferenceAge is how long a preference for a full rank is kept without comparing all ranks again: in a backlog
+// many requests may be tried for each place that becomes free.
+const preferenceAge = 20 * time.Millisecond
+
 // prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
-// its prompt that the first token is expected earlier there. It does so for admission.affinity_wait at
-// most, counted from when it could first start elsewhere.
+// its prompt that computing it elsewhere would cost more: the first token is expected earlier there, or the wait
+// for it is longer by less than what others would pay for the computed tokens, as in any other choice. Otherwise a
+// busy fleet would compute more with the queue than without, and each request would wait longer. It does not wait
+// for the others' sake if it would miss its own target, or overtakes them.
+//
+// It does so for admission.affinity_wait at most, counted from when it could first start elsewhere.
 func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Rank) bool {
-	s := q.settings
+	s, now := q.settings, time.Now()
 	if s.admission.AffinityWait == 0 || !s.Scheduler.ChoosesByCost() {
 		return false
 	}
+	if !q.affinitySince.IsZero() && now.Sub(q.affinitySince) >= s.admission.AffinityWait {
+		return false
+	}
+	if q.preferred != nil && now.Sub(q.preferredAt) < preferenceAge && !q.isFree(leg, q.preferred) {
+		return true
+	}
+	q.preferred = nil
 	query := q.newQuery(leg, candidates)
 	best, ok := s.Scheduler.Preview(&query)
 	if !ok || best.CachedTokens == 0 || q.isFree(leg, best.Rank) {
@@ -93,15 +108,30 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 	}
 	query.Excluded = q.skipped
 	other, ok := s.Scheduler.Preview(&query)
-	if !ok || q.firstTokenIn(&best) >= q.firstTokenIn(&other) {
+	if !ok {
 		return false
 	}
-	now := time.Now()
+	if there, elsewhere := q.firstTokenIn(&best), q.firstTokenIn(&other); there >= elsewhere {
+		more := s.Scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
+		if there >= elsewhere+s.Scheduler.OthersPay(more) || q.overtakes(now) || q.awaitsFirstToken() && there > q.firstTokenBudget() {
+			return false
+		}
+	}
 	if q.affinitySince.IsZero() {
 		q.affinitySince = now
 	}
-	return now.Sub(q.affinitySince) < s.admission.AffinityWait
+	q.preferred, q.preferredAt = best.Rank, now
+	return true
 }
+
+// overtakes reports whether the request goes before others that have waited much longer, because of its class or its
+// tenant's share. Those that only wait for a rank of their choice have waited longer by admission.affinity_wait at most.
+func (q *request) overtakes(now time.Time) bool {
+	return q.backlog.Longest-now.Sub(q.waitSince) > q.settings.admission.AffinityWait+overtakeMargin
+}
+
+// overtakeMargin is how much longer others have waited, beyond what explains itself, when a request overtakes them.
+const overtakeMargin = 250 * time.Millisecond
 
 // firstTokenIn returns the forecast of the time to the first token on a rank.
 func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {

@@ -46,54 +46,64 @@ func startTwo(t *testing.T, prompt string, configure func(*config.Config)) (r *h
 }
 
 // TestWaitForPrefix: a request waits for the full rank that holds its prefix, but no longer than
-// affinity_wait, and not if the forecast there is later.
+// affinity_wait, and not if the forecast there is later by more than others would pay for computing the prefix
+// elsewhere.
 func TestWaitForPrefix(t *testing.T) {
 	t.Parallel()
 	prompt := harness.PromptWords(1500, 1)
 	for _, c := range []struct {
 		name string
 		wait time.Duration
-		// frees: the holder has capacity again while the request waits. busy: its queue is longer than the prompt
-		// takes elsewhere.
-		frees, busy bool
-		isHolder    bool
+		// frees: the holder has capacity again while the request waits. queue: how long it computes other prompts,
+		// as a multiple of the time that the prefix takes elsewhere; others pay up to four times that.
+		frees    bool
+		queue    float64
+		target   string // of the first token
+		isHolder bool
 	}{
-		{"the holder becomes free", time.Minute, true, false, true},
-		{"the holder stays full", 300 * time.Millisecond, false, false, false},
-		{"the holder's queue is long", time.Minute, false, true, false},
-		{"no wait", 0, false, false, false},
+		{"the holder becomes free", time.Minute, true, 0, "", true},
+		{"the holder stays full", 300 * time.Millisecond, false, 0, "", false},
+		{"the holder's queue costs less than others pay", time.Minute, true, 2.5, "", true},
+		{"the holder's queue is long", time.Minute, false, 1000, "", false},
+		{"the target cannot be met behind the holder's queue", time.Minute, false, 2.5, "5000", false},
+		{"no wait", 0, false, 0, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, holder, other, engines := startTwo(t, prompt, func(cfg *config.Config) {
 				oneAtATime(cfg)
 				cfg.Admission.AffinityWait = c.wait
+				cfg.Schedule.PrefillMS = 1
 			})
 			holder.Requests.Add(1)
 			other.Requests.Add(1) // so that it waits
-			if c.busy {
-				holder.PendingWork.Add(int64(time.Minute))
+			queue := int64(c.queue * float64(r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)))
+			holder.PendingWork.Add(queue)
+			free := func() {
+				holder.PendingWork.Add(-queue)
+				holder.Requests.Add(-1)
+			}
+			headers := []string{"X-Request-Id", "waits"}
+			if c.target != "" {
+				headers = append(headers, "x-llm-d-slo-ttft-ms", c.target)
 			}
 			var answer *harness.Answer
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				answer = harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), "X-Request-Id", "waits")
+				answer = harness.Post(t, r.URL+"/v1/chat/completions", strings.Replace(harness.ChatOf(prompt), "{", `{"stream":true,`, 1), headers...)
 			}()
 			testwait.UntilWithin(t, 20*time.Second, "it waits", func() bool { return waiting(r, "default") == 1 })
-			free := time.Now()
+			begun := time.Now()
 			other.Requests.Add(-1)
 			if c.frees {
 				testwait.Holds(t, 150*time.Millisecond, "it waits for the holder", func() bool { return waiting(r, "default") == 1 })
-				holder.Requests.Add(-1)
+				free()
 			}
 			<-done
-			took := time.Since(free)
+			took := time.Since(begun)
 			if !c.frees {
-				holder.Requests.Add(-1)
-			}
-			if c.busy {
-				holder.PendingWork.Add(-int64(time.Minute))
+				free()
 			}
 			want := other
 			if c.isHolder {
@@ -108,6 +118,45 @@ func TestWaitForPrefix(t *testing.T) {
 			wantEmpty(t, r, engines...)
 		})
 	}
+}
+
+// TestNoWaitForOthersSake: a request that goes before another which has waited much longer does not wait for the
+// holder of its prefix for what the others would pay, only where its own first token is expected earlier.
+func TestNoWaitForOthersSake(t *testing.T) {
+	t.Parallel()
+	prompt := harness.PromptWords(1500, 3)
+	r, holder, other, engines := startTwo(t, prompt, func(cfg *config.Config) {
+		oneAtATime(cfg)
+		cfg.Admission.AffinityWait = 2 * time.Second
+		cfg.Admission.Classes = []config.AdmissionClass{{Name: "interactive"}, {Name: "batch"}}
+		cfg.Admission.Trusted = []string{"any"}
+		cfg.Schedule.PrefillMS = 1
+	})
+	queue := int64(2.5 * float64(r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)))
+	holder.PendingWork.Add(queue)
+	holder.Requests.Add(1)
+	other.Requests.Add(1)
+	var o clients
+	o.send(t, r, "older", "X-Sluice-Priority", "batch")
+	testwait.UntilWithin(t, 20*time.Second, "the older one waits", func() bool { return waiting(r, "batch") == 1 })
+	testwait.Pace(2*time.Second + 500*time.Millisecond)
+	done := make(chan string)
+	go func() {
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), "X-Sluice-Priority", "interactive")
+		done <- a.Header.Get("X-Sluice-Worker")
+	}()
+	testwait.UntilWithin(t, 20*time.Second, "the other one waits", func() bool { return waiting(r, "interactive") == 1 })
+	begun := time.Now()
+	other.Requests.Add(-1)
+	if got, took := <-done, time.Since(begun); got != other.ID.Worker || took > time.Second {
+		t.Errorf("while an older request waits, worker %s served it after %s; want %s at once", got, took, other.ID.Worker)
+	}
+	holder.Requests.Add(-1)
+	holder.PendingWork.Add(-queue)
+	if o.wg.Wait(); len(o.refused) > 0 {
+		t.Errorf("refused: %v", o.refused)
+	}
+	wantEmpty(t, r, engines...)
 }
 
 // TestPrefersRanksWithinTarget: a rank on which the first token or each output token is expected to take longer
