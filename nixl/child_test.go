@@ -39,6 +39,8 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	case "peer":
 		childSends(childOpen(version, gotLine))
+	case "vram":
+		childVRAM(version)
 	case "hangup":
 		childHangup(childOpen(version, nil), func() (*Agent, error) {
 			return Open(context.Background(), Config{Name: "other", Search: Search{Path: wheelDir(version)}, OnNotification: func(Notification) {}})
