@@ -41,8 +41,11 @@ type queue struct {
 // targetMargin is the part of a target that a forecast leaves unused.
 const targetMargin = 0.1
 
-// overtakeMargin is that of package pd.
-const overtakeMargin = 250 * time.Millisecond
+// These are those of package pd.
+const (
+	overtakeMargin = 250 * time.Millisecond
+	preferenceAge  = 20 * time.Millisecond
+)
 
 // playQueued plays the trace with a queue.
 func (r *run) playQueued() {
@@ -200,10 +203,17 @@ func (s *starter) prefersFullRank() bool {
 		return false
 	}
 	more := q.scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
-	if overtakes := q.backlog.Longest-time.Since(s.waitSince) > q.opt.AffinityWait+overtakeMargin; overtakes {
+	if overtakes := q.backlog.Overtaken > q.opt.AffinityWait+overtakeMargin; overtakes {
 		more = 0
 	}
-	if s.firstTokenIn(&best) >= s.firstTokenIn(&other)+q.scheduler.OthersPay(more) {
+	there, elsewhere := s.firstTokenIn(&best), s.firstTokenIn(&other)
+	if target := q.o.Targets.First; target > 0 {
+		left := time.Duration((1-targetMargin)*float64(target)) - time.Since(s.waitSince)
+		if elsewhere <= left && (there > left || left-elsewhere < 2*preferenceAge) {
+			return false
+		}
+	}
+	if there >= elsewhere+q.scheduler.OthersPay(more) {
 		return false
 	}
 	if s.affinitySince.IsZero() {

@@ -20,9 +20,9 @@ const (
 
 // Starter starts a waiting request.
 type Starter interface {
-	// TryStart reserves a rank for the request if one can start it soon. backlog is that of its pool. emptySince belongs to the Starters of the requests
-	// of its Pool and Group together, as long as any waits: since when they have had no rank, zero if they
-	// have one. TryStart runs on the dispatcher's goroutine while the goroutine of the request waits, and
+	// TryStart reserves a rank for the request if one can start it soon. backlog is that of its pool. emptySince
+	// belongs to the Starters of the requests of its Pool and Group together, as long as any waits: since when they
+	// have had no rank, zero if they have one. TryStart runs on the dispatcher's goroutine while the goroutine of the request waits, and
 	// must not call the Controller, except for Wake.
 	TryStart(backlog Backlog, emptySince *time.Time) Verdict
 }
@@ -30,13 +30,14 @@ type Starter interface {
 // Backlog says how the requests of a pool wait.
 type Backlog struct {
 	Lasts time.Duration // how long requests have waited without a break
-	// Longest is how long the request has waited that has waited longest for capacity, if the backlog has lasted
-	// for longAfter; otherwise 0.
-	Longest time.Duration
+	// Overtaken is how much longer than this request another of its Group has waited for capacity that goes after it,
+	// because of the classes or the tenants' shares; 0 if none has, or if the backlog is shorter than minOvertaken.
+	// Requests that could not start when they were last tried, although others could, do not count.
+	Overtaken time.Duration
 }
 
-// longAfter is how long a backlog must last before its longest wait is determined.
-const longAfter = 500 * time.Millisecond
+// minOvertaken is how long a backlog must last before Overtaken is determined.
+const minOvertaken = 500 * time.Millisecond
 
 // Outcome is the end of a wait.
 type Outcome uint8
@@ -284,9 +285,10 @@ func (c *Controller) Enqueue(w *Waiter) Bound {
 	return WithinBounds
 }
 
-// becomesReady starts the clocks of the rates at which the request's pool and tenant are served, if it is
-// their only one that waits for capacity. Called with mu.
+// becomesReady notes since when the request waits for capacity. If it is the only one of its pool and tenant, it starts
+// the clocks of the rates at which they are served. Called with mu.
 func (c *Controller) becomesReady(w *Waiter) {
+	w.Item.since = c.now()
 	c.rate(w.Item.Pool).begin(c.now())
 	if t := w.Item.tenant; t.usage.ready() == 1 {
 		t.rate.resume(c.now())
@@ -433,7 +435,6 @@ func (c *Controller) round() bool {
 // two requests, so that arrivals and disconnects need not wait for all of them.
 func (c *Controller) dispatchPool(pool string) {
 	defer func() { c.queue.EndRound() }()
-	oldest := c.oldestInBacklog(pool)
 	for deferred, passed, full := 0, 0, 0; full < maxFull; {
 		now := c.now()
 		it := c.queue.Next(pool, now)
@@ -452,8 +453,8 @@ func (c *Controller) dispatchPool(pool string) {
 			return
 		}
 		backlog := Backlog{Lasts: c.rate(pool).busyFor(now)}
-		if oldest != nil {
-			backlog.Longest = time.Duration(now - oldest.Arrived)
+		if backlog.Lasts >= minOvertaken {
+			backlog.Overtaken = time.Duration(max(it.since-it.lane.group.longestSince(now), 0))
 		}
 		switch it.Waiter.tryStart(backlog) {
 		case Started:
@@ -461,29 +462,19 @@ func (c *Controller) dispatchPool(pool string) {
 			c.queue.Take(it)
 			c.rate(pool).add(c.now(), it.Cost, rateWindow)
 			c.end(it.Waiter, Dispatched)
-			if it == oldest {
-				oldest = c.oldestInBacklog(pool)
-			}
 		case NotNow:
 			it.setTried()
+			it.letsPass = true
 			c.queue.Defer(it)
 			deferred++
 		default:
+			it.letsPass = false
 			c.queue.SetFull(it)
 			full++
 		}
 		c.mu.Unlock()
 		c.mu.Lock()
 	}
-}
-
-// oldestInBacklog returns the request of a pool that has waited longest for capacity, nil in a backlog shorter than
-// longAfter. Called with mu.
-func (c *Controller) oldestInBacklog(pool string) *Item {
-	if c.rate(pool).busyFor(c.now()) < longAfter {
-		return nil
-	}
-	return c.queue.oldestReady(pool)
 }
 
 // rate returns the meter of a pool. Called with mu.

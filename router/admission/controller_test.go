@@ -532,68 +532,79 @@ func TestRequestsOnHold(t *testing.T) {
 
 // backlogGate is a Starter that notes the backlog of its pool.
 type backlogGate struct {
-	free, seen, longest *atomic.Int64
+	free, lasts, overtaken *atomic.Int64
 }
 
 func (g backlogGate) TryStart(backlog Backlog, _ *time.Time) Verdict {
-	g.seen.Store(int64(backlog.Lasts))
-	g.longest.Store(int64(backlog.Longest))
 	if g.free.Add(-1) < 0 {
 		g.free.Add(1)
 		return NoCapacity
 	}
+	g.lasts.Store(int64(backlog.Lasts))
+	g.overtaken.Store(int64(backlog.Overtaken))
 	return Started
 }
 
-// TestBacklogged: a Starter learns for how long requests of its pool have waited without a break, and how long the
-// one has waited that arrived first.
-func TestBacklogged(t *testing.T) {
+// TestBacklog: a Starter learns for how long requests of its pool have waited without a break, and how much longer than
+// its request another of the group has waited that it overtakes.
+func TestBacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := NewController(Settings{Classes: []Class{{Name: "normal"}}, Limits: Limits{MaxRequests: 10, MaxTenants: 10}}, &counts{})
-		var free, seen, longest atomic.Int64
+		c := NewController(Settings{Classes: []Class{{Name: "high"}, {Name: "low"}}, Limits: Limits{MaxRequests: 10, MaxTenants: 10}}, &counts{})
+		var free, lasts, overtaken, none atomic.Int64
 		var wg sync.WaitGroup
-		wait := func() {
-			w := &Waiter{Class: "normal", Item: Item{Pool: "m", Tenant: "t", Cost: 1}, Starter: backlogGate{&free, &seen, &longest}}
+		enqueue := func(class, group string, s Starter, hold Hold) {
+			w := &Waiter{Class: class, Item: Item{Pool: "m", Group: group, Tenant: "t", Cost: 1}, Starter: s, Hold: hold}
 			if c.Enqueue(w) != WithinBounds {
 				t.Error("the queue is full")
 				return
 			}
 			wg.Go(func() { c.Wait(w, time.Hour) })
 		}
-		start := func() {
+		wait := func(class string) { enqueue(class, "", backlogGate{&free, &lasts, &overtaken}, nil) }
+		start := func(wantLasts, wantOvertaken time.Duration, when string) {
+			t.Helper()
 			free.Add(1)
 			c.Wake()
 			synctest.Wait()
-		}
-		last := func(want, wantLongest time.Duration, when string) {
-			t.Helper()
-			if got := time.Duration(seen.Load()); got < want || got > want+20*time.Millisecond {
-				t.Errorf("%s, the pool is backlogged for %v; want about %v", when, got, want)
+			if free.Load() != 0 {
+				t.Fatalf("%s: nothing started", when)
 			}
-			if got := time.Duration(longest.Load()); got < wantLongest || got > wantLongest+20*time.Millisecond {
-				t.Errorf("%s, the longest wait is %v; want about %v", when, got, wantLongest)
+			if got := time.Duration(lasts.Load()); got < wantLasts || got > wantLasts+20*time.Millisecond {
+				t.Errorf("%s, the pool is backlogged for %v; want about %v", when, got, wantLasts)
+			}
+			if got := time.Duration(overtaken.Load()); got < wantOvertaken-20*time.Millisecond || got > wantOvertaken+20*time.Millisecond {
+				t.Errorf("%s, it overtakes one that has waited %v longer; want about %v", when, got, wantOvertaken)
 			}
 		}
-		wait()
+		wait("low")
 		time.Sleep(2 * time.Second)
-		wait()
+		wait("high")
 		time.Sleep(2 * time.Second)
-		start()
-		last(4*time.Second, 2*time.Second, "after 4 s, with a second request since 2 s")
+		start(4*time.Second, 2*time.Second, "after 4 s, with one of a higher class since 2 s")
 		time.Sleep(time.Second)
-		start()
-		last(5*time.Second, 3*time.Second, "when the second is started a second later")
+		start(5*time.Second, 0, "when the older one is started a second later")
 		wg.Wait()
 		time.Sleep(time.Minute)
-		wait()
-		time.Sleep(time.Second)
-		start()
-		last(time.Second, time.Second, "a second after a break")
-		time.Sleep(time.Minute)
-		wait()
+		wait("low")
 		time.Sleep(100 * time.Millisecond)
-		start()
-		last(100*time.Millisecond, 0, "in a short backlog")
+		wait("high")
+		start(100*time.Millisecond, 0, "in a short backlog")
+		start(100*time.Millisecond, 0, "and its other request")
+		wg.Wait()
+
+		// Requests of another group, one that could not start when it was last tried although others could, and the
+		// time on hold do not count.
+		held := new(hold)
+		enqueue("low", "other", &gate{free: &none, verdict: NoCapacity}, nil)
+		enqueue("high", "", &gate{free: &none, verdict: NotNow}, nil)
+		enqueue("low", "", backlogGate{&free, &lasts, &overtaken}, held)
+		time.Sleep(3 * time.Second)
+		held.ready()
+		wait("high")
+		time.Sleep(time.Second)
+		start(4*time.Second, 0, "beside others")
+		start(4*time.Second, 0, "after a hold")
+		none.Add(2)
 		wg.Wait()
 	})
 }

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -32,6 +33,33 @@ type group struct {
 	// last tried.
 	isFull, wasFull bool
 	emptySince      time.Time // see Starter
+	// longest is the result of longestSince at longestAt.
+	longest, longestAt int64
+}
+
+const (
+	longestAge = int64(20 * time.Millisecond) // of a result of longestSince
+	maxAged    = 64                           // requests of a tenant that longestSince looks at
+)
+
+// longestSince returns since when the request has waited for capacity that has waited longest, of those that do not let
+// others pass; math.MaxInt64 if there is none. It may be longestAge old.
+func (g *group) longestSince(now int64) int64 {
+	if g.longestAt > 0 && now-g.longestAt < longestAge {
+		return g.longest
+	}
+	g.longest, g.longestAt = math.MaxInt64, now
+	for _, lanes := range g.ready {
+		for _, n := range lanes {
+			for it, looked := n.tenant.ages.oldest, 0; it != nil && looked < maxAged; it, looked = it.newer, looked+1 {
+				if it.lane == n && it.state != onHold && !it.letsPass {
+					g.longest = min(g.longest, it.since)
+					break
+				}
+			}
+		}
+	}
+	return g.longest
 }
 
 // lane holds the requests of one tenant in one group and class of a pool.

@@ -74,12 +74,14 @@ type Item struct {
 	tenant   *tenant
 	lane     *lane
 	seq      uint64 // order of arrival
+	since    int64  // when it began to wait for capacity: when it arrived, or its hold ended
 	lateSeq  uint64 // order in which the pool's requests became late; 0: it is not late
 	index    int    // in the lane's heap
 	state    itemState
 	exceeded Bound // for which the request was displaced
 	deferred bool
 	pass     uint32 // the poolQueue.pass in which it was last tried and deferred
+	letsPass bool   // it could not start when it was last tried, although others of its Group could
 	prev     *Item  // of the tenant's late requests, or of those on hold
 	next     *Item
 	older    *Item // of the tenant
@@ -375,29 +377,6 @@ func (q *Queue) Release(it *Item) {
 	it.OnHold = false
 	k.link(it)
 	k.updateClaim(it.tenant, 0)
-}
-
-// oldestReady returns the request of a pool that arrived first of those that are neither deferred nor on hold, nil
-// if there is none.
-func (q *Queue) oldestReady(pool string) (oldest *Item) {
-	l := q.pools[pool]
-	if l == nil {
-		return nil
-	}
-	for _, g := range l.groups {
-		for _, lanes := range g.ready {
-			for _, n := range lanes {
-				it := n.tenant.ages.oldest
-				for it != nil && (it.state == onHold || it.deferred) {
-					it = it.newer
-				}
-				if it != nil && (oldest == nil || it.seq < oldest.seq) {
-					oldest = it
-				}
-			}
-		}
-	}
-	return oldest
 }
 
 // isIdle reports whether no request of a pool waits for capacity.

@@ -27,11 +27,10 @@ func (q *request) awaitAdmission() bool {
 	if c.IsEmpty() && q.hasCapacity() {
 		return true
 	}
-	w := q.newWaiter()
-	if c.IsIdle(w.Item.Pool) && q.hasCapacity() {
+	if c.IsIdle(q.queuePool()) && q.hasCapacity() {
 		return true
 	}
-	return q.enqueue(w)
+	return q.enqueue(q.newWaiter())
 }
 
 // enqueue lets the request wait. It answers with an error and returns false if no rank starts it.
@@ -41,14 +40,14 @@ func (q *request) enqueue(w *admission.Waiter) bool {
 	if !q.meetsTarget(w) {
 		return false
 	}
-	if q.waitSince.IsZero() {
-		q.waitSince = time.Now()
-	}
 	if bound := c.Enqueue(w); bound != admission.WithinBounds {
 		q.refuseQueueFull(w, bound)
 		return false
 	}
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
+	if q.waitSince.IsZero() {
+		q.waitSince = time.Now()
+	}
 	wait := max(q.class.wait-time.Since(q.waitSince), 0)
 	if q.startBy > 0 && q.class.refuse && !q.late {
 		wait = min(wait, max(time.Duration(q.startBy-c.Now()), 0))

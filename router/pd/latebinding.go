@@ -79,10 +79,10 @@ const preferenceAge = 20 * time.Millisecond
 // prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
 // its prompt that computing it elsewhere would cost more: the first token is expected earlier there, or the wait
 // for it is longer by less than what others would pay for the computed tokens, as in any other choice. Otherwise a
-// busy fleet would compute more with the queue than without, and each request would wait longer. It does not wait
-// for the others' sake if it would miss its own target, or overtakes them.
+// busy fleet would compute more with the queue than without, and each request would wait longer.
 //
-// It does so for admission.affinity_wait at most, counted from when it could first start elsewhere.
+// It does so for admission.affinity_wait at most, counted from when it could first start elsewhere, and no longer
+// than it can still meet its target elsewhere.
 func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Rank) bool {
 	s, now := q.settings, time.Now()
 	if s.admission.AffinityWait == 0 || !s.Scheduler.ChoosesByCost() {
@@ -95,10 +95,49 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 		return true
 	}
 	q.preferred = nil
-	query := q.newQuery(leg, candidates)
-	best, ok := s.Scheduler.Preview(&query)
-	if !ok || best.CachedTokens == 0 || q.isFree(leg, best.Rank) {
+	full, free, ok := q.fullAndFree(leg, q.selectable(candidates))
+	if !ok || !q.isWorthWaiting(&full, &free) {
 		return false
+	}
+	if q.affinitySince.IsZero() {
+		q.affinitySince = now
+	}
+	q.preferred, q.preferredAt = full.Rank, now
+	return true
+}
+
+// selectable returns those candidates of the first leg among which reserveFirstLeg chooses.
+func (q *request) selectable(candidates []*worker.Rank) []*worker.Rank {
+	switch {
+	case q.prefillOnly:
+		return q.nextSelected(candidates)
+	case q.plan.Family != nil:
+		return q.notifyingCandidates(candidates)
+	}
+	return candidates
+}
+
+// fullAndFree returns the rank with the lowest cost, if that has no capacity but a part of the prompt, and the one with
+// the lowest cost among those with capacity. ok is false if there are no such ranks. The former is none that a choice
+// would leave out: one on which the request would miss more of its targets, or that serves a trial.
+func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (full, free schedule.Choice, ok bool) {
+	s := q.settings
+	query := q.newQuery(leg, candidates)
+	q.skipped = append(q.skipped[:0], q.excluded...)
+	if s.Fleet.HasLimits() {
+		for _, r := range candidates {
+			if s.Fleet.HalfOpenBusy(r) && !q.isExcluded(r) {
+				q.skipped = append(q.skipped, r)
+			}
+		}
+	}
+	if q.hasTargets(&query) {
+		q.appendSlowRanks(&query)
+	}
+	query.Excluded = q.skipped
+	full, ok = s.Scheduler.Preview(&query)
+	if !ok || full.CachedTokens == 0 || q.isFree(leg, full.Rank) {
+		return full, free, false
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
 	for _, r := range candidates {
@@ -107,27 +146,40 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 		}
 	}
 	query.Excluded = q.skipped
-	other, ok := s.Scheduler.Preview(&query)
-	if !ok {
+	free, ok = s.Scheduler.Preview(&query)
+	return full, free, ok
+}
+
+// isWorthWaiting compares the ranks of fullAndFree.
+func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
+	s := q.settings.Scheduler
+	there, elsewhere := q.firstTokenIn(full), q.firstTokenIn(free)
+	left, atLeast := q.timeLeft(), 2*preferenceAge // what is kept until the next comparison
+	if elsewhere <= left && (there > left || left-elsewhere < atLeast) {
 		return false
 	}
-	if there, elsewhere := q.firstTokenIn(&best), q.firstTokenIn(&other); there >= elsewhere {
-		more := s.Scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
-		if there >= elsewhere+s.Scheduler.OthersPay(more) || q.overtakes(now) || q.awaitsFirstToken() && there > q.firstTokenBudget() {
-			return false
+	if q.startBy > 0 && q.class.refuse && time.Duration(q.startBy-q.r.admission.Now()) < atLeast {
+		return false // it would be refused
+	}
+	if q.plan.Family != nil && !q.prefillOnly && q.choosesJointly() {
+		query := q.newQuery(schedule.WholeLeg, q.plan.Decode)
+		query.Excluded = q.excluded
+		if local, ok := s.Preview(&query); ok && q.firstTokenIn(&local) <= there {
+			return false // decode may compute it
 		}
 	}
-	if q.affinitySince.IsZero() {
-		q.affinitySince = now
+	if there < elsewhere {
+		return true
 	}
-	q.preferred, q.preferredAt = best.Rank, now
-	return true
+	more := s.PrefillTime(free.Rank, max(full.CachedTokens-free.CachedTokens, 0))
+	return there < elsewhere+s.OthersPay(more) && !q.overtakes()
 }
 
 // overtakes reports whether the request goes before others that have waited much longer, because of its class or its
-// tenant's share. Those that only wait for a rank of their choice have waited longer by admission.affinity_wait at most.
-func (q *request) overtakes(now time.Time) bool {
-	return q.backlog.Longest-now.Sub(q.waitSince) > q.settings.admission.AffinityWait+overtakeMargin
+// tenant's share: those should not make it wait. Others that have waited for a rank of their choice, and could have
+// started before, have waited longer by admission.affinity_wait at most.
+func (q *request) overtakes() bool {
+	return q.backlog.Overtaken > q.settings.admission.AffinityWait+overtakeMargin
 }
 
 // overtakeMargin is how much longer others have waited, beyond what explains itself, when a request overtakes them.

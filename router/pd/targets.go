@@ -137,8 +137,18 @@ func (q *request) hasTargets(query *schedule.Query) bool {
 // skipSlowRanks leaves ranks out on which the request is expected to miss more of its targets than on others. It
 // appends them to q.skipped and returns their number.
 func (q *request) skipSlowRanks(query *schedule.Query) int {
+	slow, usable, targets := q.appendSlowRanks(query)
+	if slow > 0 {
+		q.settings.Scheduler.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks were left out, because the request is expected to miss more of its targets there: %s", slow, usable, targets))
+	}
+	return slow
+}
+
+// appendSlowRanks is skipSlowRanks without its note, for which it also returns the number of ranks that were not
+// skipped before, and the targets.
+func (q *request) appendSlowRanks(query *schedule.Query) (slow, usable int, targets string) {
 	before, s := len(q.skipped), q.settings.Scheduler
-	misses, targets := make([]int, len(query.Candidates)), ""
+	misses := make([]int, len(query.Candidates))
 	if q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg {
 		left := q.firstTokenBudget()
 		for i, t := range s.FirstTokens(query) {
@@ -160,7 +170,7 @@ func (q *request) skipSlowRanks(query *schedule.Query) int {
 		}
 		targets += "each output token within " + q.tpot.String()
 	}
-	fewest, usable := math.MaxInt, 0
+	fewest := math.MaxInt
 	for i, r := range query.Candidates {
 		if !slices.Contains(q.skipped[:before], r) {
 			fewest, usable = min(fewest, misses[i]), usable+1
@@ -171,9 +181,18 @@ func (q *request) skipSlowRanks(query *schedule.Query) int {
 			q.skipped = append(q.skipped, r)
 		}
 	}
-	slow := len(q.skipped) - before
-	if slow > 0 {
-		s.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks were left out, because the request is expected to miss more of its targets there: %s", slow, usable, targets))
+	return len(q.skipped) - before, usable, targets
+}
+
+// timeLeft returns how much is left until the first token, or the response, must have begun by the request's target and
+// deadline; math.MaxInt64 if it has none.
+func (q *request) timeLeft() time.Duration {
+	left := time.Duration(math.MaxInt64)
+	if q.awaitsFirstToken() {
+		left = q.firstTokenBudget()
 	}
-	return slow
+	if !q.deadline.IsZero() {
+		left = min(left, time.Until(q.deadline))
+	}
+	return left
 }

@@ -278,14 +278,17 @@ func (s *Scheduler) FirstTokens(q *Query) []time.Duration {
 	return times
 }
 
-// preview prepares scratch memory to evaluate candidates that are not reserved.
+// preview prepares scratch memory to evaluate candidates as Choose does, without a reservation.
 func (s *Scheduler) preview(q *Query, sc *scratch) *choiceContext {
 	sc.ctx, sc.rng = s.newChoiceContext(q), s.random()
 	f := &sc.ctx
 	f.now = s.now()
+	f.scaleOthers(s)
+	f.reuse = s.reuse.at(f.now)
 	if f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg {
 		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
 		f.inFlight = sc.inFlight
+		f.reuse.find(sc.used[:0], q.Keys)
 	}
 	sc.usable, sc.candidates = 0, sc.candidates[:0]
 	return f

@@ -51,6 +51,7 @@ func startTwo(t *testing.T, prompt string, configure func(*config.Config)) (r *h
 func TestWaitForPrefix(t *testing.T) {
 	t.Parallel()
 	prompt := harness.PromptWords(1500, 1)
+	ms := func(d time.Duration) string { return fmt.Sprint(d.Milliseconds()) }
 	for _, c := range []struct {
 		name string
 		wait time.Duration
@@ -58,15 +59,27 @@ func TestWaitForPrefix(t *testing.T) {
 		// as a multiple of the time that the prefix takes elsewhere; others pay up to four times that.
 		frees    bool
 		queue    float64
-		target   string // of the first token
+		target   func(elsewhere time.Duration) []string // header and value; elsewhere: what the prefix takes there
+		slow     bool                                   // each output token takes long on the holder
 		isHolder bool
 	}{
-		{"the holder becomes free", time.Minute, true, 0, "", true},
-		{"the holder stays full", 300 * time.Millisecond, false, 0, "", false},
-		{"the holder's queue costs less than others pay", time.Minute, true, 2.5, "", true},
-		{"the holder's queue is long", time.Minute, false, 1000, "", false},
-		{"the target cannot be met behind the holder's queue", time.Minute, false, 2.5, "5000", false},
-		{"no wait", 0, false, 0, "", false},
+		{name: "the holder becomes free", wait: time.Minute, frees: true, isHolder: true},
+		{name: "the holder stays full", wait: 300 * time.Millisecond},
+		{name: "the holder's queue costs less than others pay", wait: time.Minute, frees: true, queue: 2.5, isHolder: true},
+		{name: "the holder's queue is long", wait: time.Minute, queue: 1000},
+		{name: "the target cannot be met behind the holder's queue", wait: time.Minute, queue: 2.5, target: func(d time.Duration) []string {
+			return []string{"x-llm-d-slo-ttft-ms", ms(2 * d)}
+		}},
+		{name: "the target can be met elsewhere only for a time", wait: time.Minute, target: func(d time.Duration) []string {
+			return []string{"x-llm-d-slo-ttft-ms", ms((d + 500*time.Millisecond) * 10 / 9)}
+		}},
+		{name: "so can the deadline", wait: time.Minute, target: func(d time.Duration) []string {
+			return []string{"X-Sluice-Deadline-Ms", ms(d + 500*time.Millisecond)}
+		}},
+		{name: "output tokens take too long there", wait: time.Minute, slow: true, target: func(time.Duration) []string {
+			return []string{"x-llm-d-slo-tpot-ms", "10000"}
+		}},
+		{name: "no wait"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -77,15 +90,21 @@ func TestWaitForPrefix(t *testing.T) {
 			})
 			holder.Requests.Add(1)
 			other.Requests.Add(1) // so that it waits
-			queue := int64(c.queue * float64(r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)))
+			elsewhere := r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)
+			queue, blocks := int64(c.queue*float64(elsewhere)), int64(0)
+			if c.slow {
+				blocks = 1 << 40
+			}
 			holder.PendingWork.Add(queue)
+			holder.DecodeBlocks.Add(blocks)
 			free := func() {
 				holder.PendingWork.Add(-queue)
+				holder.DecodeBlocks.Add(-blocks)
 				holder.Requests.Add(-1)
 			}
 			headers := []string{"X-Request-Id", "waits"}
-			if c.target != "" {
-				headers = append(headers, "x-llm-d-slo-ttft-ms", c.target)
+			if c.target != nil {
+				headers = append(headers, c.target(elsewhere)...)
 			}
 			var answer *harness.Answer
 			done := make(chan struct{})
@@ -139,7 +158,9 @@ func TestNoWaitForOthersSake(t *testing.T) {
 	var o clients
 	o.send(t, r, "older", "X-Sluice-Priority", "batch")
 	testwait.UntilWithin(t, 20*time.Second, "the older one waits", func() bool { return waiting(r, "batch") == 1 })
-	testwait.Pace(2*time.Second + 500*time.Millisecond)
+	testwait.UntilWithin(t, 20*time.Second, "it has waited much longer", func() bool {
+		return r.Metric(`sluice_admission_oldest_wait_seconds{class="batch"}`) > 2.5
+	})
 	done := make(chan string)
 	go func() {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prompt), "X-Sluice-Priority", "interactive")
