@@ -52,9 +52,11 @@ func (g *group) longestSince(now int64) int64 {
 	for _, lanes := range g.ready {
 		for _, n := range lanes {
 			for it, looked := n.tenant.ages.oldest, 0; it != nil && looked < maxAged; it, looked = it.newer, looked+1 {
-				if it.lane == n && it.state != onHold && !it.letsPass {
-					g.longest = min(g.longest, it.since)
-					break
+				if it.lane != n || it.state == onHold || it.letsPass {
+					continue
+				}
+				if g.longest = min(g.longest, it.since); it.since == it.Arrived {
+					break // those that arrived later have waited less
 				}
 			}
 		}

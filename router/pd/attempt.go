@@ -89,6 +89,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 		decode := q.reservedDecode
 		q.reservedDecode, q.startsAtDecode = schedule.Choice{}, false
 		q.resetHandover()
+		q.notifyingCandidates(q.plan.Prefill) // notes why it starts there, if it is for that
 		q.reservedDecode = decode
 		return prefill, prefillUnavailable
 	}

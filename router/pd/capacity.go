@@ -19,7 +19,7 @@ func (q *request) hasCapacity() bool {
 	if q.plan.Family == nil {
 		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
 	}
-	prefill := q.nextSelected(q.plan.Prefill)
+	prefill := q.notifying(q.nextSelected(q.plan.Prefill))
 	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.decodeHasHeadroom())
 }
 

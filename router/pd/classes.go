@@ -161,7 +161,7 @@ type admissionPart struct {
 	late            bool         // the forecast says that the target cannot be met
 	startBy         int64        // by the queue's clock: the latest start that meets the target of the first token; 0: no such target
 	bindLate        bool         // choices take only ranks with capacity
-	affinitySince   time.Time    // since when the request could start elsewhere, but waits for a rank that holds its prefix
+	prefersUntil    time.Time    // until when it may wait for a full rank that holds its prefix; zero: it has not
 	preferred       *worker.Rank // the full rank that it waited for at preferredAt; nil: none
 	preferredAt     time.Time
 	waitSince       time.Time // when the request was first in the queue; zero: never

@@ -153,10 +153,19 @@ func (q *request) peerLost(peer *worker.Rank) prefillEnd {
 // send no completion notifications.
 func (r *Runner) OpenNotificationBreakers() int { return r.notificationBreakers.Open() }
 
-// notifyingCandidates returns the candidates of a prefill leg without the ranks whose breaker is
-// open. It returns all of them if the family does not wait for notifications or the configuration
-// forbids that decode runs alone.
+// notifyingCandidates is notifying for candidates that are about to be used. If none is left, it notes why
+// decode runs the whole request.
 func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank {
+	open := q.notifying(candidates)
+	if len(open) == 0 && len(candidates) > 0 {
+		q.noteFallback("notifications_missing", "no prefill worker sends notifications that its KV has been written")
+	}
+	return open
+}
+
+// notifying returns the candidates of a prefill leg without the ranks whose breaker is open. It returns all of
+// them if the family does not wait for notifications or the configuration forbids that decode runs alone.
+func (q *request) notifying(candidates []*worker.Rank) []*worker.Rank {
 	if q.r.notificationBreakers.IsEmpty() || !q.pd.DecodeOnlyFallback || q.pd.CompletionTimeout == 0 {
 		return candidates
 	}
@@ -169,9 +178,6 @@ func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank 
 		if !q.r.notificationBreakers.IsOpen(c, now) {
 			open = append(open, c)
 		}
-	}
-	if len(open) == 0 && len(candidates) > 0 {
-		q.noteFallback("notifications_missing", "no prefill worker sends notifications that its KV has been written")
 	}
 	return open
 }

@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"math"
 	"time"
 
 	"sluice/router/admission"
@@ -81,14 +82,14 @@ const preferenceAge = 20 * time.Millisecond
 // for it is longer by less than what others would pay for the computed tokens, as in any other choice. Otherwise a
 // busy fleet would compute more with the queue than without, and each request would wait longer.
 //
-// It does so for admission.affinity_wait at most, counted from when it could first start elsewhere, and no longer
-// than it can still meet its target elsewhere.
+// It does so for admission.affinity_wait at most, counted from when it could first start elsewhere, and if another
+// rank could meet its target, no longer than that rank still can.
 func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Rank) bool {
 	s, now := q.settings, time.Now()
 	if s.admission.AffinityWait == 0 || !s.Scheduler.ChoosesByCost() {
 		return false
 	}
-	if !q.affinitySince.IsZero() && now.Sub(q.affinitySince) >= s.admission.AffinityWait {
+	if !q.prefersUntil.IsZero() && !now.Before(q.prefersUntil) {
 		return false
 	}
 	if q.preferred != nil && now.Sub(q.preferredAt) < preferenceAge && !q.isFree(leg, q.preferred) {
@@ -96,13 +97,25 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 	}
 	q.preferred = nil
 	full, free, ok := q.fullAndFree(leg, q.selectable(candidates))
-	if !ok || !q.isWorthWaiting(&full, &free) {
+	if !ok {
 		return false
 	}
-	if q.affinitySince.IsZero() {
-		q.affinitySince = now
+	until := q.prefersUntil
+	if until.IsZero() {
+		until = now.Add(s.admission.AffinityWait)
 	}
-	q.preferred, q.preferredAt = full.Rank, now
+	if latest := q.latestStart(&free); latest >= 0 && latest < math.MaxInt64 {
+		if q.latestStart(&full) < s.Scheduler.StartIn(full.Rank) {
+			return false
+		}
+		if end := now.Add(latest - 2*preferenceAge); end.Before(until) {
+			until = end
+		}
+	}
+	if !now.Before(until) || !q.isWorthWaiting(&full, &free) {
+		return false
+	}
+	q.prefersUntil, q.preferred, q.preferredAt = until, full.Rank, now
 	return true
 }
 
@@ -112,7 +125,7 @@ func (q *request) selectable(candidates []*worker.Rank) []*worker.Rank {
 	case q.prefillOnly:
 		return q.nextSelected(candidates)
 	case q.plan.Family != nil:
-		return q.notifyingCandidates(candidates)
+		return q.notifying(candidates)
 	}
 	return candidates
 }
@@ -150,22 +163,24 @@ func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (
 	return full, free, ok
 }
 
+// latestStart returns how long the request may still wait before it is sent to a rank if it is to meet its target and
+// its deadline there; math.MaxInt64 if it has none.
+func (q *request) latestStart(c *schedule.Choice) time.Duration {
+	_, left, _ := q.startsWithin(c.Rank, max(q.promptTokens()-c.CachedTokens, 1), schedule.ExpectedOutput(q.maxTokens))
+	return left
+}
+
 // isWorthWaiting compares the ranks of fullAndFree.
 func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
 	s := q.settings.Scheduler
 	there, elsewhere := q.firstTokenIn(full), q.firstTokenIn(free)
-	left, atLeast := q.timeLeft(), 2*preferenceAge // what is kept until the next comparison
-	if elsewhere <= left && (there > left || left-elsewhere < atLeast) {
-		return false
-	}
-	if q.startBy > 0 && q.class.refuse && time.Duration(q.startBy-q.r.admission.Now()) < atLeast {
-		return false // it would be refused
-	}
 	if q.plan.Family != nil && !q.prefillOnly && q.choosesJointly() {
 		query := q.newQuery(schedule.WholeLeg, q.plan.Decode)
 		query.Excluded = q.excluded
-		if local, ok := s.Preview(&query); ok && q.firstTokenIn(&local) <= there {
-			return false // decode may compute it
+		local, ok := s.Preview(&query)
+		mayCompute := ok && (q.pd.LocalWhenFaster || q.promptTokens()-local.CachedTokens <= q.pd.LocalPrefillTokens)
+		if mayCompute && q.isFree(schedule.WholeLeg, local.Rank) && q.firstTokenIn(&local) <= there {
+			return false // decode computes it
 		}
 	}
 	if there < elsewhere {
@@ -203,13 +218,13 @@ func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
 		q.reservedDecode = c
 		return ok
 	case q.choosesJointly():
-		c, ok := q.chooseJointly(q.notifyingCandidates(candidates))
+		c, ok := q.chooseJointly(q.notifying(candidates))
 		if ok {
 			q.reservedPrefill.joint = &c
 		}
 		return ok
 	}
-	c, ok := q.choose(schedule.PrefillLeg, q.notifyingCandidates(candidates))
+	c, ok := q.choose(schedule.PrefillLeg, q.notifying(candidates))
 	q.reservedPrefill.choice = c
 	if ok {
 		q.beginUndecided()
@@ -256,10 +271,10 @@ func (q *request) awaitWorkers(emptySince *time.Time) admission.Verdict {
 	return admission.Started
 }
 
-// hasLostPrefill reports whether a request with two legs has no prefill worker any more, and decode may compute its
-// prompt.
+// hasLostPrefill reports whether a request with two legs has no prefill worker any more, or none that sends the
+// notifications that it must wait for, and decode may compute its prompt.
 func (q *request) hasLostPrefill() bool {
-	return q.plan.Family != nil && !q.prefillOnly && len(q.plan.Prefill) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly()
+	return q.plan.Family != nil && !q.prefillOnly && len(q.notifying(q.plan.Prefill)) == 0 && len(q.plan.Decode) > 0 && q.mayDecodeOnly()
 }
 
 // startAtDecode is TryStart of a request that has lost its prefill workers (hasLostPrefill): it reserves a decode

@@ -54,7 +54,7 @@ func (q *request) promptForm(prefill *worker.Rank) string {
 		Model: q.pool.Model, Base: info.Base, Kind: tokenizeKind(q.req.Endpoint.Kind),
 		Endpoint: q.settings.Fleet.Endpoint(prefill), Incarnation: incarnation,
 	}
-	if !q.settings.Tokenizer.IsVerified(&query) {
+	if !q.settings.Tokenizer.IsVerified(q.prompt.Model, &query) {
 		return promptUnverified
 	}
 	return promptIDs

@@ -24,28 +24,38 @@ func (q *request) setDue(w *admission.Waiter, rank *worker.Rank, todo, output in
 		w.Item.Due = c.Now()
 		return
 	}
-	var prefill, decode time.Duration
-	if q.engineDelay = 0; rank != nil {
-		prefill, q.engineDelay = q.settings.Scheduler.FirstTokenTime(rank, todo)
-		if !q.stream {
-			decode = time.Duration(output) * q.settings.Scheduler.StepTime(rank, q.promptTokens()+output)
-		}
-	}
-	left := time.Duration(math.MaxInt64)
-	since := time.Since(q.req.Received)
-	if q.awaitsFirstToken() {
-		left = q.firstTokenBudget() - prefill
-		q.startBy = c.Now() + int64(left)
-	}
-	if !q.deadline.IsZero() {
-		total := q.deadline.Sub(q.req.Received)
-		left = min(left, time.Duration((1-targetMargin)*float64(total))-prefill-decode-since)
+	firstToken, left, delay := q.startsWithin(rank, todo, output)
+	if q.engineDelay = delay; q.awaitsFirstToken() {
+		q.startBy = c.Now() + int64(firstToken)
 	}
 	if left == math.MaxInt64 {
 		w.Item.Due = c.Now() + int64(q.class.wait/2)
 		return
 	}
 	w.Item.Due, w.Item.Firm = c.Now()+int64(left), true
+}
+
+// startsWithin returns within what time the request must be sent to a rank, which has to compute todo of its tokens, if
+// it is to meet its target of the first token, and if it is to meet that and its deadline; math.MaxInt64 if it has
+// neither. delay is that of Scheduler.FirstTokenTime. The rank may be nil: then no time is counted for what it computes.
+func (q *request) startsWithin(rank *worker.Rank, todo, output int) (firstToken, all, delay time.Duration) {
+	var prefill, decode time.Duration
+	if rank != nil {
+		prefill, delay = q.settings.Scheduler.FirstTokenTime(rank, todo)
+		if !q.stream {
+			decode = time.Duration(output) * q.settings.Scheduler.StepTime(rank, q.promptTokens()+output)
+		}
+	}
+	firstToken = math.MaxInt64
+	if q.awaitsFirstToken() {
+		firstToken = q.firstTokenBudget() - prefill
+	}
+	all = firstToken
+	if !q.deadline.IsZero() {
+		total := q.deadline.Sub(q.req.Received)
+		all = min(all, time.Duration((1-targetMargin)*float64(total))-prefill-decode-time.Since(q.req.Received))
+	}
+	return firstToken, all, delay
 }
 
 // meetsTarget reports whether the request may wait. If the forecast says that it cannot start in time,
@@ -182,17 +192,4 @@ func (q *request) appendSlowRanks(query *schedule.Query) (slow, usable int, targ
 		}
 	}
 	return len(q.skipped) - before, usable, targets
-}
-
-// timeLeft returns how much is left until the first token, or the response, must have begun by the request's target and
-// deadline; math.MaxInt64 if it has none.
-func (q *request) timeLeft() time.Duration {
-	left := time.Duration(math.MaxInt64)
-	if q.awaitsFirstToken() {
-		left = q.firstTokenBudget()
-	}
-	if !q.deadline.IsZero() {
-		left = min(left, time.Until(q.deadline))
-	}
-	return left
 }

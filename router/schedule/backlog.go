@@ -288,7 +288,6 @@ func (s *Scheduler) preview(q *Query, sc *scratch) *choiceContext {
 	if f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg {
 		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
 		f.inFlight = sc.inFlight
-		f.reuse.find(sc.used[:0], q.Keys)
 	}
 	sc.usable, sc.candidates = 0, sc.candidates[:0]
 	return f

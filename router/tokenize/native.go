@@ -261,11 +261,10 @@ func (t *Tokenizer) native(q *NativeQuery) *InProcess {
 	return models[q.Base]
 }
 
-// IsVerified reports whether ids from this process have been compared with those of the process
-// behind q.Endpoint, for a prompt of q's model and kind, without a difference since.
-func (t *Tokenizer) IsVerified(q *NativeQuery) bool {
-	n := t.native(q)
-	if n == nil || q.Endpoint == nil {
+// IsVerified reports whether ids of n have been compared with those of the process behind q.Endpoint, for a prompt of
+// q's model and kind, without a difference since, and n is still what tokenizes the model's prompts.
+func (t *Tokenizer) IsVerified(n *InProcess, q *NativeQuery) bool {
+	if n == nil || q.Endpoint == nil || t.native(q) != n {
 		return false
 	}
 	n.mu.Lock()

@@ -296,10 +296,10 @@ func TestEngineLeft(t *testing.T) {
 	}
 	awaitChecks(t, tk, 2)
 	testwait.Until(t, "verified", func() bool {
-		return tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1})
+		return tk.IsVerified(tk.nativeModels()["m"], &NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1})
 	})
 	tk.EngineLeft(other.ep.URL())
-	if tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1}) {
+	if tk.IsVerified(tk.nativeModels()["m"], &NativeQuery{Model: "m", Kind: Chat, Endpoint: other.ep, Incarnation: 1}) {
 		t.Error("a process at the URL of one that has left is verified")
 	}
 	e.mu.Lock() // holds the engine's answer
@@ -363,9 +363,9 @@ func TestIsVerified(t *testing.T) {
 	e, other := newRenderEngine(t), newRenderEngine(t)
 	tk, _, reports := withModel(t, new(byteModel))
 	verified := func(e *renderEngine, kind Kind, incarnation uint32) bool {
-		return tk.IsVerified(&NativeQuery{Model: "m", Kind: kind, Endpoint: e.ep, Incarnation: incarnation})
+		return tk.IsVerified(tk.nativeModels()["m"], &NativeQuery{Model: "m", Kind: kind, Endpoint: e.ep, Incarnation: incarnation})
 	}
-	if verified(e, Chat, 1) || tk.IsVerified(&NativeQuery{Model: "m", Kind: Chat}) {
+	if verified(e, Chat, 1) || tk.IsVerified(tk.nativeModels()["m"], &NativeQuery{Model: "m", Kind: Chat}) {
 		t.Error("verified before any comparison")
 	}
 	_, _ = ask(t, tk, Chat, hello(1), e, 1)
@@ -373,6 +373,9 @@ func TestIsVerified(t *testing.T) {
 	testwait.Until(t, "verified", func() bool { return verified(e, Chat, 1) })
 	if verified(e, Completion, 1) || verified(e, Chat, 2) || verified(other, Chat, 1) {
 		t.Error("another API, process or engine is verified by one comparison")
+	}
+	if n := new(InProcess); tk.IsVerified(n, &NativeQuery{Model: "m", Kind: Chat, Endpoint: e.ep, Incarnation: 1}) {
+		t.Error("ids of another model are verified, as those of an adapter whose tokenizer a reload has removed")
 	}
 	e.mu.Lock()
 	e.down = true

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -137,7 +138,7 @@ func TestLMCachePrefillRefuses(t *testing.T) {
 }
 
 // TestLMCacheAllWorkersSilent: if no prefill worker sends notifications, decode workers run whole
-// requests, without a wait for each request.
+// requests, without a wait for each request, also those that had to wait for capacity.
 func TestLMCacheAllWorkersSilent(t *testing.T) {
 	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy = "" }, withNotifyWait(50*time.Millisecond))
 	began := time.Now()
@@ -150,6 +151,26 @@ func TestLMCacheAllWorkersSilent(t *testing.T) {
 	}
 	if n := float64(len(harness.GenerateRequests(g.p))); n > 2+tried {
 		t.Errorf("%v hand-overs by a worker that does not tell; want 2", n)
+	}
+	fill := func(work time.Duration) {
+		for _, k := range g.AllRanks() {
+			k.PendingWork.Add(int64(work))
+		}
+	}
+	fill(time.Minute)
+	var took time.Duration
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.wantSameAnswers(t, harness.RequestForms(80, "")[0])
+	}()
+	waits := func() bool { return g.Metric(`sluice_admission_waiting_requests{class="default"}`) == 1 }
+	testwait.UntilWithin(t, 20*time.Second, "a request waits for capacity", waits)
+	began, plain := time.Now(), g.Fallbacks("notifications_missing")
+	fill(-time.Minute)
+	<-done
+	if took = time.Since(began); took > 5*time.Second || g.Fallbacks("notifications_missing") > plain+1 {
+		t.Errorf("a request that had waited was served %s after there was capacity, with %v notes; want at once, with one", took, g.Fallbacks("notifications_missing")-plain)
 	}
 }
 
