@@ -203,8 +203,9 @@ func (s *starter) prefersFullRank() bool {
 		return false
 	}
 	more := q.scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
+	lost := more * time.Duration(other.Rank.Requests.Load())
 	if overtakes := q.backlog.Overtaken > q.opt.AffinityWait+overtakeMargin; overtakes {
-		more = 0
+		lost = 0
 	}
 	there, elsewhere := s.firstTokenIn(&best), s.firstTokenIn(&other)
 	if target := q.o.Targets.First; target > 0 {
@@ -213,7 +214,7 @@ func (s *starter) prefersFullRank() bool {
 			return false
 		}
 	}
-	if there >= elsewhere+q.scheduler.OthersPay(more) {
+	if there >= elsewhere+lost {
 		return false
 	}
 	if s.affinitySince.IsZero() {

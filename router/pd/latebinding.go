@@ -78,9 +78,9 @@ const overlapAge = 200 * time.Millisecond
 const preferenceAge = 20 * time.Millisecond
 
 // prefersFullRank reports whether the request waits for a rank without capacity, because that holds so much of
-// its prompt that computing it elsewhere would cost more: the first token is expected earlier there, or the wait
-// for it is longer by less than what others would pay for the computed tokens, as in any other choice. Otherwise a
-// busy fleet would compute more with the queue than without, and each request would wait longer.
+// its prompt that computing it elsewhere would cost more: the first token is expected earlier there, or later by
+// less than what the requests that run elsewhere would lose together, each of which waits while the tokens are
+// computed. Otherwise a busy fleet would compute more with the queue than without, and each request would wait longer.
 //
 // It does so for admission.affinity_wait at most, counted from when it could first start elsewhere, and if another
 // rank could meet its target, no longer than that rank still can.
@@ -187,7 +187,7 @@ func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
 		return true
 	}
 	more := s.PrefillTime(free.Rank, max(full.CachedTokens-free.CachedTokens, 0))
-	return there < elsewhere+s.OthersPay(more) && !q.overtakes()
+	return there < elsewhere+more*time.Duration(free.Rank.Requests.Load()) && !q.overtakes()
 }
 
 // overtakes reports whether the request goes before others that have waited much longer, because of its class or its

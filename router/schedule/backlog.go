@@ -232,12 +232,6 @@ func (s *Scheduler) PrefillTime(r *worker.Rank, tokens int) time.Duration {
 	return time.Duration(int64(max(tokens, 0)) * s.rates.price(r, worker.Prefilling))
 }
 
-// OthersPay returns what a time of computing prompt tokens costs the other requests of a fleet, as the term others of
-// a cost has it: schedule.others_weight of it, as far as the weight applies at the present load.
-func (s *Scheduler) OthersPay(computing time.Duration) time.Duration {
-	return time.Duration(float64(computing) * s.currentSettings().weights.others * s.othersFactor())
-}
-
 // StepTime returns the expected time between two tokens of a request that decodes on a rank beside what
 // is decoded there now, and needs that many tokens of KV.
 func (s *Scheduler) StepTime(r *worker.Rank, tokens int) time.Duration {

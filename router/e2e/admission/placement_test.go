@@ -46,7 +46,7 @@ func startTwo(t *testing.T, prompt string, configure func(*config.Config)) (r *h
 }
 
 // TestWaitForPrefix: a request waits for the full rank that holds its prefix, but no longer than
-// affinity_wait, and not if the forecast there is later by more than others would pay for computing the prefix
+// affinity_wait, and not if the forecast there is later by more than others would lose by computing the prefix
 // elsewhere.
 func TestWaitForPrefix(t *testing.T) {
 	t.Parallel()
@@ -56,7 +56,7 @@ func TestWaitForPrefix(t *testing.T) {
 		name string
 		wait time.Duration
 		// frees: the holder has capacity again while the request waits. queue: how long it computes other prompts,
-		// as a multiple of the time that the prefix takes elsewhere; others pay up to four times that.
+		// as a multiple of the time that the prefix takes elsewhere, where three others would lose that time.
 		frees    bool
 		queue    float64
 		target   func(elsewhere time.Duration) []string // header and value; elsewhere: what the prefix takes there
@@ -65,7 +65,7 @@ func TestWaitForPrefix(t *testing.T) {
 	}{
 		{name: "the holder becomes free", wait: time.Minute, frees: true, isHolder: true},
 		{name: "the holder stays full", wait: 300 * time.Millisecond},
-		{name: "the holder's queue costs less than others pay", wait: time.Minute, frees: true, queue: 2.5, isHolder: true},
+		{name: "the holder's queue costs less than others would lose", wait: time.Minute, frees: true, queue: 2.5, isHolder: true},
 		{name: "the holder's queue is long", wait: time.Minute, queue: 1000},
 		{name: "the target cannot be met behind the holder's queue", wait: time.Minute, queue: 2.5, target: func(d time.Duration) []string {
 			return []string{"x-llm-d-slo-ttft-ms", ms(2 * d)}
@@ -84,12 +84,12 @@ func TestWaitForPrefix(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, holder, other, engines := startTwo(t, prompt, func(cfg *config.Config) {
-				oneAtATime(cfg)
+				cfg.Limits.RankRequests = 4
 				cfg.Admission.AffinityWait = c.wait
 				cfg.Schedule.PrefillMS = 1
 			})
-			holder.Requests.Add(1)
-			other.Requests.Add(1) // so that it waits
+			holder.Requests.Add(4)
+			other.Requests.Add(4) // so that it waits
 			elsewhere := r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)
 			queue, blocks := int64(c.queue*float64(elsewhere)), int64(0)
 			if c.slow {
@@ -100,7 +100,7 @@ func TestWaitForPrefix(t *testing.T) {
 			free := func() {
 				holder.PendingWork.Add(-queue)
 				holder.DecodeBlocks.Add(-blocks)
-				holder.Requests.Add(-1)
+				holder.Requests.Add(-4)
 			}
 			headers := []string{"X-Request-Id", "waits"}
 			if c.target != nil {
@@ -134,18 +134,19 @@ func TestWaitForPrefix(t *testing.T) {
 			if bounded := c.wait < time.Minute; bounded && took < c.wait {
 				t.Errorf("it went elsewhere after %v; want at least %v", took, c.wait)
 			}
+			other.Requests.Add(-3)
 			wantEmpty(t, r, engines...)
 		})
 	}
 }
 
 // TestNoWaitForOthersSake: a request that goes before another which has waited much longer does not wait for the
-// holder of its prefix for what the others would pay, only where its own first token is expected earlier.
+// holder of its prefix for what others would lose, only where its own first token is expected earlier.
 func TestNoWaitForOthersSake(t *testing.T) {
 	t.Parallel()
 	prompt := harness.PromptWords(1500, 3)
 	r, holder, other, engines := startTwo(t, prompt, func(cfg *config.Config) {
-		oneAtATime(cfg)
+		cfg.Limits.RankRequests = 4
 		cfg.Admission.AffinityWait = 2 * time.Second
 		cfg.Admission.Classes = []config.AdmissionClass{{Name: "interactive"}, {Name: "batch"}}
 		cfg.Admission.Trusted = []string{"any"}
@@ -153,8 +154,8 @@ func TestNoWaitForOthersSake(t *testing.T) {
 	})
 	queue := int64(2.5 * float64(r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)))
 	holder.PendingWork.Add(queue)
-	holder.Requests.Add(1)
-	other.Requests.Add(1)
+	holder.Requests.Add(4)
+	other.Requests.Add(4)
 	var o clients
 	o.send(t, r, "older", "X-Sluice-Priority", "batch")
 	testwait.UntilWithin(t, 20*time.Second, "the older one waits", func() bool { return waiting(r, "batch") == 1 })
@@ -172,7 +173,8 @@ func TestNoWaitForOthersSake(t *testing.T) {
 	if got, took := <-done, time.Since(begun); got != other.ID.Worker || took > 1500*time.Millisecond {
 		t.Errorf("while an older request waits, worker %s served it after %s; want %s at once", got, took, other.ID.Worker)
 	}
-	holder.Requests.Add(-1)
+	holder.Requests.Add(-4)
+	other.Requests.Add(-3)
 	holder.PendingWork.Add(-queue)
 	if o.wg.Wait(); len(o.refused) > 0 {
 		t.Errorf("refused: %v", o.refused)
