@@ -191,13 +191,10 @@ func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
 }
 
 // overtakes reports whether the request goes before others that have waited much longer, because of its class or its
-// tenant's share: those should not make it wait. Others that have waited for a rank of their choice, and could have
-// started before, have waited longer by admission.affinity_wait at most.
-func (q *request) overtakes() bool {
-	return q.backlog.Overtaken > q.settings.admission.AffinityWait+overtakeMargin
-}
+// tenant's share: it does not wait for what they gain.
+func (q *request) overtakes() bool { return q.backlog.Overtaken > overtakeMargin }
 
-// overtakeMargin is how much longer others have waited, beyond what explains itself, when a request overtakes them.
+// overtakeMargin is how much longer others may have waited: those of equal tenants take turns.
 const overtakeMargin = 250 * time.Millisecond
 
 // firstTokenIn returns the forecast of the time to the first token on a rank.
