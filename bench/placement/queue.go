@@ -204,7 +204,7 @@ func (s *starter) prefersFullRank() bool {
 	}
 	more := q.scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
 	lost := more * time.Duration(other.Rank.Requests.Load())
-	if overtakes := q.backlog.Overtaken > overtakeMargin; overtakes {
+	if overtakes := q.backlog.Overtaken > overtakeMargin || q.backlog.OvertakenAny > q.opt.AffinityWait+overtakeMargin; overtakes {
 		lost = 0
 	}
 	there, elsewhere := s.firstTokenIn(&best), s.firstTokenIn(&other)

@@ -32,8 +32,8 @@ type Backlog struct {
 	Lasts time.Duration // how long requests have waited without a break
 	// Overtaken is how much longer than this request another of its Group has waited for capacity that goes after it,
 	// because of the classes or the tenants' shares; 0 if none has, or if the backlog is shorter than minOvertaken.
-	// Requests that could not start when they were last tried, although others could, do not count.
-	Overtaken time.Duration
+	// Requests that could not start when they were last tried, although others could, count in OvertakenAny alone.
+	Overtaken, OvertakenAny time.Duration
 }
 
 // minOvertaken is how long a backlog must last before Overtaken is determined.
@@ -454,7 +454,8 @@ func (c *Controller) dispatchPool(pool string) {
 		}
 		backlog := Backlog{Lasts: c.rate(pool).busyFor(now)}
 		if backlog.Lasts >= minOvertaken {
-			backlog.Overtaken = time.Duration(max(it.since-it.lane.group.longestSince(now), 0))
+			any, others := it.lane.group.longestSince(now)
+			backlog.OvertakenAny, backlog.Overtaken = time.Duration(max(it.since-any, 0)), time.Duration(max(it.since-others, 0))
 		}
 		switch it.Waiter.tryStart(backlog) {
 		case Started:

@@ -33,8 +33,8 @@ type group struct {
 	// last tried.
 	isFull, wasFull bool
 	emptySince      time.Time // see Starter
-	// longest is the result of longestSince at longestAt.
-	longest, longestAt int64
+	// longest and longestOther are the results of longestSince at longestAt.
+	longest, longestOther, longestAt int64
 }
 
 const (
@@ -42,26 +42,29 @@ const (
 	maxAged    = 64                           // requests of a tenant that longestSince looks at
 )
 
-// longestSince returns since when the request has waited for capacity that has waited longest, of those that do not let
-// others pass; math.MaxInt64 if there is none. It may be longestAge old.
-func (g *group) longestSince(now int64) int64 {
+// longestSince returns since when the request has waited for capacity that has waited longest: of all, and of those that
+// do not let others pass; math.MaxInt64 if there is none. It may be longestAge old.
+func (g *group) longestSince(now int64) (all, others int64) {
 	if g.longestAt > 0 && now-g.longestAt < longestAge {
-		return g.longest
+		return g.longest, g.longestOther
 	}
-	g.longest, g.longestAt = math.MaxInt64, now
+	g.longest, g.longestOther, g.longestAt = math.MaxInt64, math.MaxInt64, now
 	for _, lanes := range g.ready {
 		for _, n := range lanes {
 			for it, looked := n.tenant.ages.oldest, 0; it != nil && looked < maxAged; it, looked = it.newer, looked+1 {
-				if it.lane != n || it.state == onHold || it.letsPass {
+				if it.lane != n || it.state == onHold {
 					continue
 				}
-				if g.longest = min(g.longest, it.since); it.since == it.Arrived {
+				if g.longest = min(g.longest, it.since); it.letsPass {
+					continue
+				}
+				if g.longestOther = min(g.longestOther, it.since); it.since == it.Arrived {
 					break // those that arrived later have waited less
 				}
 			}
 		}
 	}
-	return g.longest
+	return g.longest, g.longestOther
 }
 
 // lane holds the requests of one tenant in one group and class of a pool.

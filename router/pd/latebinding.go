@@ -191,8 +191,12 @@ func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
 }
 
 // overtakes reports whether the request goes before others that have waited much longer, because of its class or its
-// tenant's share: it does not wait for what they gain.
-func (q *request) overtakes() bool { return q.backlog.Overtaken > overtakeMargin }
+// tenant's share: it does not wait for what they gain. Those that wait for a rank of their choice, and could have
+// started before, have waited longer by admission.affinity_wait at most for that.
+func (q *request) overtakes() bool {
+	b := &q.backlog
+	return b.Overtaken > overtakeMargin || b.OvertakenAny > q.settings.admission.AffinityWait+overtakeMargin
+}
 
 // overtakeMargin is how much longer others may have waited: those of equal tenants take turns.
 const overtakeMargin = 250 * time.Millisecond
