@@ -6,11 +6,13 @@ The material is the source distribution of llama-cpp-python: chat templates of c
 and GGUF vocabularies with expected ids. It is downloaded once into the cache.
 
   scripts/tokenizer_golden.py templates            text of every template x 500 conversations
+  scripts/tokenizer_golden.py formats              content format of every template, by vLLM's own function (needs the
+                                                   vLLM that scripts/e2e-vllm.sh installs, and Go)
   scripts/tokenizer_golden.py ids                  ids of every vocabulary x corpus
   scripts/tokenizer_golden.py files                ids of vocabularies in other files than tokenizer.json
   scripts/tokenizer_golden.py classes              ids of whole folders, by the class of their tokenizer
   scripts/tokenizer_golden.py escapes              JSON strings of every character of the basic plane
-  scripts/tokenizer_golden.py all                  all of these, some minutes
+  scripts/tokenizer_golden.py all                  all of these, some minutes; without formats where there is no vLLM
   scripts/tokenizer_golden.py rewrite              writes golden.jsonl and escapes.json of native/tokenizer/testdata, and
                                                    native/tokenizer/src/classes.json
 
@@ -342,6 +344,36 @@ def templates(args):
             print(f"    want ...{want[max(0, at - 60):at + 80]!r}\n    got  ...{got[max(0, at - 60):at + 80]!r}")
     print(f"templates: {total} renderings, {rendered} texts, {bad} differ")
     RESULTS.append((f"{n} chat templates × {args.conversations} conversations", "transformers", f"{rendered:,} texts; for {total - rendered:,} conversations transformers gives none, or the template is left to the engine ({', '.join(unsupported) or 'none'})", bad))
+    return bad
+
+
+VLLM = os.path.join(os.path.dirname(CACHE), "vllm-0.32", "venv", "bin", "python")
+FORMATS = """
+import json, sys
+from vllm.renderers.hf import _detect_content_format
+for path in json.load(sys.stdin):
+    with open(path, encoding="utf-8") as f:
+        template = f.read()
+    json.dump({"template": template, "name": path.rpartition("/")[2], "parts": _detect_content_format(template, default="string") == "openai"}, sys.stdout)
+    print()
+"""
+
+
+def formats(args):
+    """Whether a template gets contents as strings or as parts, by vLLM and by ContentParts (Go)."""
+    paths = [p for p in sorted(glob.glob(os.path.join(models(), "templates", "*.jinja"))) if args.only in os.path.basename(p)]
+    if not os.path.exists(VLLM):
+        print(f"formats: no vLLM in {VLLM}; scripts/e2e-vllm.sh installs it", file=sys.stderr)
+        return 1
+    cases = os.path.join(CACHE, "formats.jsonl")
+    with open(cases, "w", encoding="utf-8") as f:
+        subprocess.run([VLLM, "-c", FORMATS], input=json.dumps(paths), stdout=f, text=True, check=True)
+    test = subprocess.run(["go", "test", "-count=1", "-v", "-run", "^TestContentPartsOfArchive$", "./router/tokenize/chatinput"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "SLUICE_CONTENT_FORMATS": cases})
+    bad = test.stdout.count(": parts ")
+    if test.returncode and not bad or f"{len(paths)} templates" not in test.stdout:
+        sys.exit("formats: the test of Go did not run:\n" + test.stdout + test.stderr)
+    print(test.stdout if bad else f"formats: {len(paths)} templates, 0 differ")
+    RESULTS.append((f"content format of {len(paths)} chat templates", "vLLM 0.32", f"{len(paths) - bad} templates", bad))
     return bad
 
 
@@ -859,7 +891,7 @@ def escapes(args):
 
 
 def everything(args):
-    bad = templates(args) + ids(args) + files(args) + classes(args) + escapes(args)
+    bad = templates(args) + (formats(args) if os.path.exists(VLLM) else 0) + ids(args) + files(args) + classes(args) + escapes(args)
     lines = ["| what | beside | equal | different |", "| --- | --- | --- | --- |"] + ["| %s | %s | %s | %d |" % row for row in RESULTS]
     lines += ["", f"{', '.join(PACKAGES)}; material of {ARCHIVE}."]
     print("\n".join(lines))
@@ -902,7 +934,7 @@ def rewrite(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["templates", "ids", "files", "classes", "escapes", "all", "rewrite"])
+    p.add_argument("what", choices=["templates", "formats", "ids", "files", "classes", "escapes", "all", "rewrite"])
     p.add_argument("--conversations", type=int, default=500)
     p.add_argument("--only", default="")
     p.add_argument("--show", type=int, default=1)

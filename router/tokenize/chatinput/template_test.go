@@ -1,6 +1,43 @@
 package chatinput
 
-import "testing"
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"testing"
+)
+
+// TestContentPartsOfArchive compares ContentParts with vLLM's function for the templates of current models;
+// scripts/tokenizer_golden.py formats writes the file and runs it.
+func TestContentPartsOfArchive(t *testing.T) {
+	path := os.Getenv("SLUICE_CONTENT_FORMATS")
+	if path == "" {
+		t.Skip("SLUICE_CONTENT_FORMATS names no file; scripts/tokenizer_golden.py formats sets it")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	n := 0
+	lines := bufio.NewScanner(f)
+	for lines.Buffer(nil, 8<<20); lines.Scan(); n++ {
+		var c struct {
+			Name, Template string
+			Parts          bool
+		}
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		if got := ContentParts(c.Template); got != c.Parts {
+			t.Errorf("%s: parts %v, want %v", c.Name, got, c.Parts)
+		}
+	}
+	if lines.Err() != nil || n == 0 {
+		t.Fatalf("%d templates in %s: %v", n, path, lines.Err())
+	}
+	t.Logf("%d templates", n)
+}
 
 // TestContentParts: the formats are those that vLLM 0.32 finds for the same templates
 // (vllm.renderers.hf._detect_content_format).
