@@ -2,9 +2,9 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU and compares the answers
 # with those of the engines without Sluice.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen,preempt,full] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen,preempt,full,lora] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
-#   --only LIST     sections to run, comma-separated; the default is the first seven:
+#   --only LIST     sections to run, comma-separated; the default is the first eight:
 #                   pd         separate prefill and decode engines with NixlConnector,
 #                              clients that disconnect in each phase, an expired lease,
 #                              then a second prefill engine
@@ -15,6 +15,7 @@
 #                              engine computes a very long prompt
 #                   preempt    streams are suspended for requests of a higher class
 #                   full       new prompts while the cache of one of two engines is full
+#                   lora       a LoRA adapter with prefill and decode engines, prompts as token ids
 #                   transfers, push   the sections of scripts/e2e-nixl-vllm.sh
 #   --report FILE   write the table as Markdown (docs/e2e-vllm.md in the repository)
 #   --no-clients    skip the official OpenAI clients
@@ -32,7 +33,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp,migrate,engineapi,frozen,preempt,full report= clients=$here/clients/run.sh router= keep= commit=
+only=pd,dp,migrate,engineapi,frozen,preempt,full,lora report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
@@ -51,7 +52,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|engineapi|frozen|preempt|full|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, engineapi, frozen, preempt, full, transfers and push" ;; esac
+  case $section in pd|dp|migrate|engineapi|frozen|preempt|full|lora|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, engineapi, frozen, preempt, full, lora, transfers and push" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

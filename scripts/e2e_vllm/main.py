@@ -10,6 +10,7 @@ import time
 import section_dp
 import section_frozen
 import section_full
+import section_lora
 import section_migrate
 import section_pd
 import section_preempt
@@ -26,6 +27,7 @@ SECTIONS = {
     "migrate": section_migrate.Section,
     "preempt": section_preempt.Section,
     "full": section_full.Section,
+    "lora": section_lora.Section,
     "push": section_push.Section,
     "engineapi": section_engineapi.Section,
     "transfers": section_transfers.Section,
