@@ -209,9 +209,10 @@ func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {
 
 // reserveFirstLeg chooses among the ranks with capacity.
 func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
+	candidates = q.selectable(candidates)
 	switch {
 	case q.prefillOnly:
-		c, ok := q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		c, ok := q.choose(schedule.PrefillLeg, candidates)
 		q.reservedPrefill.choice = c
 		return ok
 	case q.plan.Family == nil:
@@ -219,13 +220,13 @@ func (q *request) reserveFirstLeg(candidates []*worker.Rank) bool {
 		q.reservedDecode = c
 		return ok
 	case q.choosesJointly():
-		c, ok := q.chooseJointly(q.notifying(candidates))
+		c, ok := q.chooseJointly(candidates)
 		if ok {
 			q.reservedPrefill.joint = &c
 		}
 		return ok
 	}
-	c, ok := q.choose(schedule.PrefillLeg, q.notifying(candidates))
+	c, ok := q.choose(schedule.PrefillLeg, candidates)
 	q.reservedPrefill.choice = c
 	if ok {
 		q.beginUndecided()
