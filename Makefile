@@ -185,7 +185,7 @@ ifndef TRACE
 endif
 
 .PHONY: overload
-overload: build ## more load than a simulated fleet can serve, through Sluice, haproxy and sglang-router: docs/overload.md (half an hour, on a quiet box; OVERLOAD=--quick: 3 minutes, OVERLOAD=sessions: agents)
+overload: build ## more load than a simulated fleet can serve, through Sluice, haproxy and sglang-router: docs/overload.md (40 minutes, on a quiet box; OVERLOAD=--quick: 3 minutes, OVERLOAD=sessions: agents)
 	@scripts/bootstrap.sh --bench
 	@scripts/overload.py $(OVERLOAD)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Offers more load than a simulated fleet can serve, through Sluice and other routers.
 
-    make overload            (half an hour on two quiet cores)
+    make overload            (40 minutes on two quiet cores)
     scripts/overload.py --quick
     scripts/overload.py sessions
 
@@ -59,6 +59,7 @@ ENGINE_QUEUE = 0.2  # admission.engine_queue, in seconds
 QUEUE_WAIT = 1  # longest wait in a queue that knows no targets, so that what it serves can be within them
 LIGHT = [60, 90]  # loads, in percent, at which the queue must make no difference
 LIGHT_ROUNDS = 7  # one request in a hundred determines the p99 of a round
+TENANT_ROUNDS = 7  # so do three of the requests of a tenant
 QUIET = 0.20  # load of each tenant that stays below its share, a quarter
 MAX_SEND_DELAY = 100  # ms; a load generator that is later than this does not offer the load
 HIGH = 0.30  # load of the highest class, as a share of capacity
@@ -490,7 +491,7 @@ class Bench:
                 self.cell("classes/preemption", number, "fair", mix(capacity, top), preemption=True)
 
     def tenants(self, capacity):
-        for number in range(self.o.rounds):
+        for number in range(self.o.rounds if self.o.quick else TENANT_ROUNDS):
             for method in ["fair"] + ["fifo"] * (number == 0 and not self.o.quick):
                 for factor in (1, 10):
                     # A p99 of the few requests of one tenant needs more of them.

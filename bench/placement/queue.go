@@ -199,10 +199,10 @@ func (s *starter) prefersFullRank() bool {
 	}
 	query.Excluded = q.excluded
 	other, ok := q.scheduler.Preview(&query)
-	if !ok {
+	if !ok || best.CachedTokens <= other.CachedTokens {
 		return false
 	}
-	more := q.scheduler.PrefillTime(other.Rank, max(best.CachedTokens-other.CachedTokens, 0))
+	more := q.scheduler.PrefillTime(other.Rank, best.CachedTokens-other.CachedTokens)
 	lost := more * time.Duration(other.Rank.Requests.Load())
 	if overtakes := q.backlog.Overtaken > overtakeMargin || q.backlog.OvertakenAny > q.opt.AffinityWait+overtakeMargin; overtakes {
 		lost = 0

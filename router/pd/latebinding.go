@@ -130,9 +130,11 @@ func (q *request) selectable(candidates []*worker.Rank) []*worker.Rank {
 	return candidates
 }
 
-// fullAndFree returns the rank with the lowest cost, if that has no capacity but a part of the prompt, and the one with
-// the lowest cost among those with capacity. ok is false if there are no such ranks. The former is none that a choice
-// would leave out: one on which the request would miss more of its targets, or that serves a trial.
+// fullAndFree returns the rank with the lowest cost, if that has no capacity, and the one with the lowest cost among those
+// with capacity. ok is false if there are no such ranks, or if the former has no more of the prompt cached: a request that
+// waits gives up a place that is certain for one that others may take first, which a few milliseconds of the forecast do
+// not justify. The former is none that a choice would leave out: one on which the request would miss more of its targets,
+// or that serves a trial.
 func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (full, free schedule.Choice, ok bool) {
 	s := q.settings
 	query := q.newQuery(leg, candidates)
@@ -160,7 +162,7 @@ func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (
 	}
 	query.Excluded = q.skipped
 	free, ok = s.Scheduler.Preview(&query)
-	return full, free, ok
+	return full, free, ok && full.CachedTokens > free.CachedTokens
 }
 
 // latestStart returns how long the request may still wait before it is sent to a rank if it is to meet its target and
@@ -186,7 +188,7 @@ func (q *request) isWorthWaiting(full, free *schedule.Choice) bool {
 	if there < elsewhere {
 		return true
 	}
-	more := s.PrefillTime(free.Rank, max(full.CachedTokens-free.CachedTokens, 0))
+	more := s.PrefillTime(free.Rank, full.CachedTokens-free.CachedTokens)
 	return there < elsewhere+more*time.Duration(free.Rank.Requests.Load()) && !q.overtakes()
 }
 

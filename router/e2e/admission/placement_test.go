@@ -59,6 +59,7 @@ func TestWaitForPrefix(t *testing.T) {
 		// as a multiple of the time that the prefix takes elsewhere, where three others would lose that time.
 		frees    bool
 		queue    float64
+		isCopied bool                                   // the other rank holds the prefix too, and computes other prompts
 		target   func(elsewhere time.Duration) []string // header and value; elsewhere: what the prefix takes there
 		slow     bool                                   // each output token takes long on the holder
 		isHolder bool
@@ -79,6 +80,7 @@ func TestWaitForPrefix(t *testing.T) {
 		{name: "output tokens take too long there", wait: time.Minute, slow: true, target: func(time.Duration) []string {
 			return []string{"x-llm-d-slo-tpot-ms", "10000"}
 		}},
+		{name: "the other holds as much, and would start it later", wait: time.Minute, isCopied: true},
 		{name: "no wait"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -88,9 +90,17 @@ func TestWaitForPrefix(t *testing.T) {
 				cfg.Admission.AffinityWait = c.wait
 				cfg.Schedule.PrefillMS = 1
 			})
+			elsewhere := r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)
+			others := int64(0)
+			if c.isCopied {
+				others = 100 // ms or tokens, less than admission.engine_queue
+				other.PendingWork.Add(others * int64(time.Millisecond))
+				other.PrefillTokens.Add(others)
+				harness.Post(t, other.URL+"/v1/chat/completions", harness.ChatOf(prompt))
+				testwait.Until(t, "the index has the copy", func() bool { return other.CachedBlocks.Load() >= holder.CachedBlocks.Load() })
+			}
 			holder.Requests.Add(4)
 			other.Requests.Add(4) // so that it waits
-			elsewhere := r.Scheduler.PrefillTime(other, int(holder.CachedBlocks.Load())*16)
 			queue, blocks := int64(c.queue*float64(elsewhere)), int64(0)
 			if c.slow {
 				blocks = 1 << 40
@@ -135,6 +145,8 @@ func TestWaitForPrefix(t *testing.T) {
 				t.Errorf("it went elsewhere after %v; want at least %v", took, c.wait)
 			}
 			other.Requests.Add(-3)
+			other.PendingWork.Add(-others * int64(time.Millisecond))
+			other.PrefillTokens.Add(-others)
 			wantEmpty(t, r, engines...)
 		})
 	}
