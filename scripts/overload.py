@@ -747,7 +747,7 @@ Targets of every request: first token within {TTFT:g} s, then {1000 * TPOT:g} ms
 
 - Arrivals are Poisson with the seed of the round, the same for every method. Latency counts from the time at which a request was due.
 - Each cell has new engines and a new router: {o.warmup:g} s of warm-up, {o.seconds:g} s of measured arrivals, and {o.cooldown:g} s more of load until the rest is cut off. A request that is cut off counts with its wait.
-- Figures are medians of {len(first) or o.rounds} rounds, with their range; every other round runs the methods in reverse order.
+- Figures are medians of {len(first) or o.rounds} rounds, with their range; of two for FIFO, haproxy and sglang-router, of {LIGHT_ROUNDS} below saturation, of {TENANT_ROUNDS} beside a greedy tenant, of one for the sessions. Every other round runs the methods in reverse order.
 - The highest class offers {100 * HIGH:g} % of capacity at every load; of the rest, two thirds are three tenants of the normal class and one third is a tenant of the lowest.
 - haproxy queues at `maxconn {BATCH}` a server, puts the highest class first, and refuses after {QUEUE_WAIT} s in the queue, as Sluice's FIFO queue does here. sglang-router admits {BATCH * ENGINES} requests at a time, `cache_aware`, and queues the others for at most {QUEUE_WAIT} s (then status 408); its tokens are refilled at 1 a second, because the default lets as many a second through as may run at once.
 - {builds_text(r)}

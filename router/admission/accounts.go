@@ -75,8 +75,12 @@ func (q *Queue) restoreAccounts(all accounts) {
 			g.emptySince = p.emptySince[g.name]
 		}
 		for i := range l.classes {
-			if a := p.classes[q.classes[i].Name]; a != nil && l.classes[i].usage.requests > 0 {
+			switch a := p.classes[q.classes[i].Name]; {
+			case a == nil:
+			case l.classes[i].usage.requests > 0:
 				l.restoreClass(i, a, q.limits.MaxTenants)
+			default:
+				l.classes[i].credit = min(a.credit, 0)
 			}
 		}
 	}

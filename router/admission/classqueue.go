@@ -124,7 +124,8 @@ func (k *classQueue) restore(it *Item) {
 func (k *classQueue) removeIfEmpty(t *tenant) {
 	if k.usage.requests == 0 { // nobody waits: the accounts start again
 		clear(k.tenants)
-		k.overflow, k.idle, k.weights, k.credit, k.clock = nil, idleList{}, 0, 0, 0
+		k.overflow, k.idle, k.weights, k.clock = nil, idleList{}, 0, 0
+		k.credit = min(k.credit, 0) // what the class owes it still owes when it comes back
 		return
 	}
 	if t.usage.requests == 0 && !t.isSettled && (t == k.overflow || k.tenants[t.name] == t) {

@@ -15,6 +15,7 @@ type Verdict uint8
 const (
 	Started    Verdict = iota // its rank is reserved
 	NotNow                    // it cannot start now, but others of its Group may
+	NoRoom                    // the same, because its KV fits nowhere; those that arrive do not wait for it
 	NoCapacity                // no request of its Group can start now
 )
 
@@ -457,19 +458,21 @@ func (c *Controller) dispatchPool(pool string) {
 			any, others := it.lane.group.longestSince(now)
 			backlog.OvertakenAny, backlog.Overtaken = time.Duration(max(it.since-any, 0)), time.Duration(max(it.since-others, 0))
 		}
-		switch it.Waiter.tryStart(backlog) {
+		switch v := it.Waiter.tryStart(backlog); v {
 		case Started:
 			it.tenant.rate.add(c.now(), it.Cost, tenantRateWindow)
 			c.queue.Take(it)
 			c.rate(pool).add(c.now(), it.Cost, rateWindow)
 			c.end(it.Waiter, Dispatched)
-		case NotNow:
+		case NotNow, NoRoom:
 			it.setTried()
 			it.letsPass = true
+			c.queue.setNoRoom(it, v == NoRoom)
 			c.queue.Defer(it)
 			deferred++
 		default:
 			it.letsPass = false
+			c.queue.setNoRoom(it, false)
 			c.queue.SetFull(it)
 			full++
 		}

@@ -6,7 +6,7 @@
 //
 //   - Between priority classes it is strict: the highest class with a waiting request goes first. A class
 //     with a minimum share receives credit for every token that another class is given while it waits,
-//     and goes first while it has credit.
+//     and goes first while it has credit. What it has taken beyond that it repays also while it does not wait.
 //   - Within a class, the tenant with the largest deficit goes first: that has been given the fewest
 //     tokens to compute, by weight, against a clock that advances as those that always have waiting
 //     requests are served. What a tenant has not used of its share is saved, up to the cost of some
@@ -36,6 +36,9 @@
 // to the router and back. So requests hardly wait here below saturation, and batches stay full above it. A
 // request of the highest class pays for that: it may wait for half of engine_queue behind those that were
 // sent ahead, or for an eighth once requests have waited for some seconds without a break.
+//
+// A request whose KV fits into no rank (NoRoom) lets others pass that need less, and they are not behind it in
+// forecasts. What keeps it from waiting for ever is the Starter's: it may keep a rank for the request.
 //
 // A request on hold is in the Queue and counts in its bounds, but is not dispatched before it is released:
 // its session has no place among the active ones yet.

@@ -149,10 +149,14 @@ func (m *model) next(q *Queue, pool string, now int64) *Item {
 func (m *model) take(it *Item) {
 	credit, higher := m.creditOf(it.Pool), false
 	for i, class := range m.classes {
-		if class.MinShare > 0 && m.ready(it.Pool, i) && (i != it.Class || higher) {
+		waits := m.ready(it.Pool, i)
+		if class.MinShare > 0 && (waits || credit[i] < 0) && (i != it.Class || higher) {
 			credit[i] += class.MinShare * float64(it.Cost)
 			if i == it.Class {
 				credit[i] -= float64(it.Cost)
+			}
+			if !waits {
+				credit[i] = min(credit[i], 0)
 			}
 		}
 		higher = higher || m.ready(it.Pool, i)
@@ -394,7 +398,10 @@ func (m *model) remove(it *Item) {
 		m.changed(it)
 	}
 	if m.count(func(o *Item) bool { return o.Pool == pool && o.Class == class }) == 0 {
-		m.creditOf(pool)[class] = 0
+		m.creditOf(pool)[class] = min(m.creditOf(pool)[class], 0)
+	}
+	if m.count(func(o *Item) bool { return o.Pool == pool }) == 0 {
+		delete(m.credit, pool)
 	}
 	group := it.Group
 	if m.count(func(o *Item) bool { return o.Pool == pool && o.Group == group }) == 0 {

@@ -216,15 +216,20 @@ func (l *poolQueue) endSweep() {
 }
 
 // charge accounts a dispatch for the minimum shares. Every class that waits receives its share of the
-// tokens. A class that goes first although a higher one waits pays for it from its credit.
+// tokens. A class that goes first although a higher one waits pays for it from its credit. What it owes then, it
+// repays from its share also while none of its requests waits: otherwise one client that sends a large request
+// at a time would get much more than the share.
 func (l *poolQueue) charge(classes []Class, it *Item) {
 	outOfOrder := false
 	for i := range l.classes {
 		k, waits := &l.classes[i], l.first(i) != nil
-		if share := classes[i].MinShare; share > 0 && waits && (i != it.Class || outOfOrder) {
+		if share := classes[i].MinShare; share > 0 && (waits || k.credit < 0) && (i != it.Class || outOfOrder) {
 			k.credit += share * float64(it.Cost)
 			if i == it.Class {
 				k.credit -= float64(it.Cost)
+			}
+			if !waits {
+				k.credit = min(k.credit, 0)
 			}
 		}
 		outOfOrder = outOfOrder || waits

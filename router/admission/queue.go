@@ -82,6 +82,7 @@ type Item struct {
 	deferred bool
 	pass     uint32 // the poolQueue.pass in which it was last tried and deferred
 	letsPass bool   // it could not start when it was last tried, although others of its Group could
+	noRoom   bool   // so, because its KV did not fit
 	prev     *Item  // of the tenant's late requests, or of those on hold
 	next     *Item
 	older    *Item // of the tenant
@@ -108,17 +109,21 @@ type usage struct {
 	bytes     int64
 	cost      int64
 	holdCost  int64 // of cost, of the requests on hold
+	roomCost  int64 // of cost, of those that wait until their KV fits, and let others pass meanwhile
 }
 
 // ready returns the number of requests that are not on hold, and readyCost their cost: what is
-// dispatched as ranks have capacity.
+// dispatched as ranks have capacity, before others that arrive.
 func (u *usage) ready() int       { return u.requests - u.onHold }
-func (u *usage) readyCost() int64 { return u.cost - u.holdCost }
+func (u *usage) readyCost() int64 { return u.cost - u.holdCost - u.roomCost }
 
 func (u *usage) hold(it *Item, sign int) {
 	if it.OnHold {
 		u.onHold += sign
 		u.holdCost += int64(sign) * it.Cost
+	}
+	if it.noRoom {
+		u.roomCost += int64(sign) * it.Cost
 	}
 }
 
@@ -426,6 +431,20 @@ func (q *Queue) SetFull(it *Item) {
 func (q *Queue) EndSweep(pool string) {
 	if l := q.pools[pool]; l != nil {
 		l.endSweep()
+	}
+}
+
+// setNoRoom notes whether a request waits until its KV fits: then those that arrive are not behind it.
+func (q *Queue) setNoRoom(it *Item, is bool) {
+	if it.noRoom == is {
+		return
+	}
+	cost := it.Cost
+	if it.noRoom = is; !is {
+		cost = -cost
+	}
+	for _, u := range []*usage{&q.total, &q.perClass[it.Class], &it.queue.usage, &it.queue.classes[it.Class].usage, &it.tenant.usage, &it.lane.usage} {
+		u.roomCost += cost
 	}
 }
 

@@ -169,6 +169,68 @@ func TestMinimumShare(t *testing.T) {
 	}
 }
 
+// A class that has one large request at a time is given no more than its share either: it repays what each has
+// taken while none waits, and a reload does not cancel that.
+func TestMinimumShareOfFewLargeRequests(t *testing.T) {
+	for _, c := range []struct {
+		users  int
+		reload bool
+	}{{1, false}, {1, true}, {3, false}, {30, false}} {
+		q := NewQueue([]Class{{Name: "high"}, {Name: "low", MinShare: 0.05}}, Limits{})
+		low := func() { push(t, q, &Item{Pool: "m", Class: 1, Cost: 10_000}) }
+		for range 100 {
+			push(t, q, &Item{Pool: "m", Cost: 100})
+		}
+		for range c.users {
+			low()
+		}
+		var tokens [2]float64
+		var back []int // when the clients of the low class send their next requests
+		for i := range 100_000 {
+			for len(back) > 0 && back[0] <= i {
+				back = back[1:]
+				low()
+			}
+			if c.reload && i%7 == 0 {
+				to := NewQueue(q.classes, q.limits)
+				q.moveTo(to, func(it *Item) int { return it.Class }, func(it *Item, b Bound) { t.Fatal("displaced by a reload") })
+				q = to
+			}
+			it := q.Next("m", 0)
+			q.Take(it)
+			if tokens[it.Class] += float64(it.Cost); it.Class == 0 {
+				push(t, q, &Item{Pool: "m", Cost: 100})
+			} else {
+				back = append(back, i+20)
+			}
+		}
+		if share := tokens[1] / (tokens[0] + tokens[1]); share > 0.055 || share < 0.04 {
+			t.Errorf("%+v: the class with a share of 5 %% was given %.1f %%", c, 100*share)
+		}
+	}
+}
+
+// Requests that wait until their KV fits are not ahead of those that arrive.
+func TestAheadWithoutRoom(t *testing.T) {
+	q := NewQueue([]Class{{Name: "default"}}, Limits{})
+	large, small := &Item{Pool: "m", Cost: 10_000}, &Item{Pool: "m", Cost: 100}
+	push(t, q, large)
+	push(t, q, small)
+	ahead := func() int64 { return q.Ahead(&Item{Pool: "m", Cost: 100}) }
+	for _, c := range []struct {
+		noRoom bool
+		want   int64
+	}{{false, 10_100}, {true, 100}, {true, 100}, {false, 10_100}, {true, 100}} {
+		if q.setNoRoom(large, c.noRoom); ahead() != c.want {
+			t.Errorf("no room %v: %d tokens are ahead; want %d", c.noRoom, ahead(), c.want)
+		}
+	}
+	q.Remove(large)
+	if ahead() != 100 || q.total.roomCost != 0 || q.perClass[0].roomCost != 0 {
+		t.Errorf("after it has left: %d tokens ahead, %+v in all, %+v of the class; want 100 and none without room", ahead(), q.total, q.perClass[0])
+	}
+}
+
 // A request that can still start in time goes before those that cannot, and those keep their order.
 func TestLateRequestsGoBehind(t *testing.T) {
 	q := NewQueue(make([]Class, 1), Limits{})

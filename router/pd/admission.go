@@ -2,6 +2,7 @@ package pd
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"sluice/dataplane/front"
@@ -12,8 +13,8 @@ import (
 )
 
 // awaitAdmission lets the request wait until its session may be active and a rank can start it soon. In that
-// case the rank of its first leg is reserved when it returns. If no request waits and a rank has capacity,
-// it returns at once, and the legs choose their ranks as without a queue. It answers with an error and
+// case the rank of its first leg is reserved when it returns. If no request waits and the rank that it would choose has
+// capacity, it returns at once, and the legs choose their ranks as without a queue. It answers with an error and
 // returns false if the request may not wait, has waited too long, or cannot meet its target by the forecast.
 func (q *request) awaitAdmission() bool {
 	canWait := q.class != nil && q.waitsForAdmission()
@@ -24,13 +25,33 @@ func (q *request) awaitAdmission() bool {
 		return true
 	}
 	c := q.r.admission
-	if c.IsEmpty() && q.hasCapacity() {
-		return true
-	}
-	if c.IsIdle(q.queuePool()) && q.hasCapacity() {
+	if (c.IsEmpty() || c.IsIdle(q.queuePool())) && q.hasCapacity() && q.choosesFree() {
 		return true
 	}
 	return q.enqueue(q.newWaiter())
+}
+
+// maxLooked bounds in how many ranks choosesFree looks for a full one. A larger pool is unlikely to be served badly
+// because one rank is.
+const maxLooked = 256
+
+// choosesFree reports whether the first leg would choose a rank that can start it soon. If not, the request waits for
+// that rank, or is started by another (prefersFullRank).
+func (q *request) choosesFree() bool {
+	leg := q.firstLeg()
+	candidates := q.candidates(leg)
+	if len(candidates) < 2 || len(candidates) > maxLooked || !q.settings.Scheduler.ChoosesByCost() || q.handover.Handle != nil {
+		return true
+	}
+	candidates = q.selectable(candidates)
+	isFull := func(r *worker.Rank) bool { return !q.isExcluded(r) && !q.isFree(leg, r) }
+	if !slices.ContainsFunc(candidates, isFull) {
+		return true
+	}
+	query := q.newQuery(leg, candidates)
+	query.RequestID, query.Excluded = "", q.excluded
+	c, ok := q.settings.Scheduler.Preview(&query)
+	return !ok || q.isFree(leg, c.Rank)
 }
 
 // enqueue lets the request wait. It answers with an error and returns false if no rank starts it.
@@ -161,6 +182,7 @@ func (q *request) describeFull(bound admission.Bound) string {
 // endWait continues or ends a request that has waited.
 func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 	q.preemption.end()
+	q.r.kvClaims.release(q)
 	if outcome == admission.Gone {
 		q.endPlace(session.Left)
 	} else {

@@ -44,7 +44,8 @@ func (q *request) hasHeadroom(ranks []*worker.Rank, undecided int64) bool {
 		if q.isExcluded(r) || !q.isFree(schedule.DecodeLeg, r) {
 			continue
 		}
-		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, q.prompt.Count, q.maxTokens))
+		todo, output := q.kvNeed(r)
+		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, todo, output))
 		if headroom += min(n, undecided+1); headroom > undecided {
 			return true
 		}
@@ -146,13 +147,27 @@ func (q *request) anyFree(leg schedule.LegKind, ranks []*worker.Rank) bool {
 }
 
 // isFree reports whether a rank could start a leg soon: little work is queued there, its KV can hold
-// the request, it reports no pressure, and it is below its load limits.
+// the request and is not kept for a larger one, it reports no pressure, and it is below its load limits.
 func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	s := q.settings
-	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) {
+	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) || leg != schedule.PrefillLeg && !q.ignoresClaims && !q.r.kvClaims.isOpen(r, q) {
 		return false
 	}
-	return s.Scheduler.CanStart(r, leg, q.engineQueue(), q.prompt.Count, q.maxTokens)
+	todo, output := q.kvNeed(r)
+	return s.Scheduler.CanStart(r, leg, q.engineQueue(), todo, output)
+}
+
+// kvNeed returns how many tokens of prompt and output the KV of a rank must have room for: of a request of one token
+// if anySize is set.
+func (q *request) kvNeed(r *worker.Rank) (todo, output int) {
+	if q.anySize {
+		return 0, 1
+	}
+	todo = q.prompt.Count
+	if !schedule.FitsKV(r, todo, q.maxTokens) {
+		todo = q.newKVTokens(r)
+	}
+	return todo, q.maxTokens
 }
 
 func (q *request) engineQueue() schedule.EngineQueue {

@@ -173,6 +173,9 @@ type admissionPart struct {
 	yieldUntil      time.Time         // until when that request goes first
 	place           *session.Wait     // for a place among the active sessions; nil: none, or it has ended
 	engineDelay     time.Duration     // the part of the forecast that is not for its own prompt; see setDue
+	anySize         bool              // capacity is looked at for a request of one token
+	ignoresClaims   bool              // capacity is looked at without the claims of others
+	lacksKVSince    time.Time         // since when only its KV fits nowhere
 	backlog         admission.Backlog // of its pool at the last TryStart
 	isUndecided     *atomic.Int64     // the count of undecided that includes the request, or nil
 	undecidedAs     undecidedKey      // under which it is counted too; zero if nothing restricts it

@@ -52,6 +52,13 @@ func (q *request) TryStart(backlog admission.Backlog, emptySince *time.Time) adm
 		if len(q.excluded) > 0 {
 			return admission.NotNow // others of its group may use these ranks
 		}
+		if q.lacksOnlyKV() {
+			q.awaitKV()
+			return admission.NoRoom
+		}
+		if q.yieldsToClaim() {
+			return admission.NotNow // the one that has the claim must be tried
+		}
 		return admission.NoCapacity
 	}
 	if now := time.Now(); len(q.overlaps) > 0 && now.Sub(q.lookedUp) > overlapAge {
@@ -102,7 +109,7 @@ func (q *request) prefersFullRank(leg schedule.LegKind, candidates []*worker.Ran
 	}
 	until := q.prefersUntil
 	if until.IsZero() {
-		until = now.Add(s.admission.AffinityWait)
+		until = now.Add(min(s.admission.AffinityWait, q.class.wait/2))
 	}
 	if latest := q.latestStart(&free); latest >= 0 && latest < math.MaxInt64 {
 		if q.latestStart(&full) < s.Scheduler.StartIn(full.Rank) {
@@ -203,10 +210,15 @@ func (q *request) overtakes() bool {
 // overtakeMargin is how much longer others may have waited: those of equal tenants take turns.
 const overtakeMargin = 250 * time.Millisecond
 
-// firstTokenIn returns the forecast of the time to the first token on a rank.
+// firstTokenIn returns the forecast of the time to the first token on a rank. At a rank with as many requests as it may
+// have, some must end first, as often as the engine has begun others.
 func (q *request) firstTokenIn(c *schedule.Choice) time.Duration {
 	s := q.settings.Scheduler
-	return s.StartIn(c.Rank) + s.PrefillTime(c.Rank, max(q.promptTokens()-c.CachedTokens, 1))
+	start := s.StartIn(c.Rank)
+	if f := q.settings.Fleet; f.HasLimits() {
+		start = max(start, time.Duration(f.ExcessRequests(c.Rank))*c.Rank.Pace.Interval())
+	}
+	return start + s.PrefillTime(c.Rank, max(q.promptTokens()-c.CachedTokens, 1))
 }
 
 // reserveFirstLeg chooses among the ranks with capacity.

@@ -112,13 +112,14 @@ func (q *request) preempt() {
 	}
 	var chosen []*streamState
 	var from *worker.Rank
+	lacksKV := false
 	for _, r := range ranks {
 		need, ok := q.shortage(leg, r, now.Sub(p.began))
 		if !ok {
 			continue
 		}
 		if list := q.r.migratable.victims(r, q, need); len(list) > 0 && (chosen == nil || len(list) < len(chosen)) {
-			chosen, from = list, r
+			chosen, from, lacksKV = list, r, need.blocks > 0
 		}
 	}
 	if len(chosen) == 0 {
@@ -126,6 +127,9 @@ func (q *request) preempt() {
 	}
 	p.next = now.Add(askPause)
 	p.asked += len(chosen)
+	if lacksKV {
+		q.r.kvClaims.claim(from, q) // what they leave is for this request
+	}
 	q.r.migratable.ask(from, chosen, p)
 	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: the suspension of %s of lower classes on %s was requested", pluralize(len(chosen), "stream", "streams"), from.ID))
 }
@@ -148,7 +152,7 @@ func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Dur
 			return n, false // at its bound of prompt tokens
 		}
 	}
-	n.blocks = schedule.MissingKV(r, q.prompt.Count, q.maxTokens)
+	n.blocks = schedule.MissingKV(r, q.newKVTokens(r), q.maxTokens)
 	isFull := s.Scheduler.IsBatchFull(r, q.engineQueue())
 	if isFull || schedule.UnderPressure(r) {
 		n.requests = max(n.requests, 1)
@@ -317,6 +321,7 @@ func (q *request) waitSuspended(w *admission.Waiter, deadline time.Time) admissi
 	c := q.r.admission
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
 	defer q.x.OnClientGone(nil)
+	defer q.r.kvClaims.release(q)
 	return c.Wait(w, max(min(q.class.wait, time.Until(deadline)), 0))
 }
 

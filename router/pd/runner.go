@@ -153,6 +153,7 @@ type Runner struct {
 	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
 	admission            *admission.Controller
 	undecided            undecided
+	kvClaims             kvClaims
 	migratable           migratableStreams
 	stored               storedResponses
 	probes               abort.Probes

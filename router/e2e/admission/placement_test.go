@@ -199,7 +199,7 @@ func TestNoWaitForOthersSake(t *testing.T) {
 func TestPrefersRanksWithinTarget(t *testing.T) {
 	t.Parallel()
 	prompt := harness.PromptWords(1500, 2)
-	r, holder, other, engines := startTwo(t, prompt, nil)
+	r, holder, other, engines := startTwo(t, prompt, func(c *config.Config) { c.Admission.EngineQueue = time.Minute })
 	body := strings.Replace(harness.ChatOf(prompt), "{", `{"stream":true,`, 1)
 	send := func(id string, headers ...string) string {
 		t.Helper()
@@ -212,20 +212,21 @@ func TestPrefersRanksWithinTarget(t *testing.T) {
 	if got := send("no target"); got != holder.ID.Worker {
 		t.Fatalf("without a target worker %s served it; want %s, which holds the prefix", got, holder.ID.Worker)
 	}
-	const amount = 1 << 40
-	for header, load := range map[string]func(*worker.Rank) *atomic.Int64{
-		"x-llm-d-slo-tpot-ms": func(k *worker.Rank) *atomic.Int64 { return &k.DecodeBlocks },
-		"x-llm-d-slo-ttft-ms": func(k *worker.Rank) *atomic.Int64 { return &k.PendingWork },
+	for header, c := range map[string]struct {
+		load   func(*worker.Rank) *atomic.Int64
+		amount int64
+	}{
+		"x-llm-d-slo-tpot-ms": {func(k *worker.Rank) *atomic.Int64 { return &k.DecodeBlocks }, 1 << 40},
+		"x-llm-d-slo-ttft-ms": {func(k *worker.Rank) *atomic.Int64 { return &k.PendingWork }, int64(30 * time.Second)}, // less than admission.engine_queue
 	} {
+		load, amount := c.load, c.amount
 		load(holder).Add(amount)
 		got := send(header, header, "10000")
 		if notes := fmt.Sprint(r.Outcome(t, header).Notes); got != other.ID.Worker || !strings.Contains(notes, "1 of 2 ranks were left out") {
 			t.Errorf("with %s worker %s served it, notes %s; want %s, and a note that a rank was left out", header, got, notes, other.ID.Worker)
 		}
 		load(other).Add(amount)
-		if header == "x-llm-d-slo-tpot-ms" { // else no rank could start it soon
-			send("all slow", header, "10000") // better a slow rank than none
-		}
+		send("all slow for "+header, header, "10000") // better a slow rank than none
 		load(holder).Add(-amount)
 		load(other).Add(-amount)
 	}
