@@ -90,7 +90,7 @@ func (q *queue) next() bool {
 func (q *queue) arrive(x *arrival) bool {
 	if q.controller.IsEmpty() {
 		q.backlog = admission.Backlog{}
-		if q.hasCapacity(x) {
+		if q.hasCapacity(x) && q.choosesFree(x) {
 			return false
 		}
 	}
@@ -175,6 +175,13 @@ func (s *starter) TryStart(backlog admission.Backlog, _ *time.Time) admission.Ve
 	default:
 	}
 	return admission.Started
+}
+
+// choosesFree reports whether the rank with the lowest cost could start the request soon.
+func (q *queue) choosesFree(x *arrival) bool {
+	query := q.query(x)
+	c, ok := q.scheduler.Preview(&query)
+	return !ok || q.isFree(x, c.Rank)
 }
 
 func (q *queue) hasCapacity(x *arrival) bool {
