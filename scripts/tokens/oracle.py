@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes router/tokenize/chatinput/testdata/vllm.jsonl: what vLLM's own code makes of
-random request bodies before it renders a chat template.
+random request bodies, and of some fixed ones, before it renders a chat template.
 
 usage: oracle.py [CASES] >vllm.jsonl
 
@@ -9,7 +9,7 @@ scripts/e2e-vllm.sh makes (~/.cache/sluice/vllm-0.32/venv/bin/python). It needs 
 model: the conversion does not depend on one, except for the settings of a case. A
 line has api, body (a string), parts, developer, merge, disabled, defaults and want;
 want is null where the server refuses the body, or, with exact false, where the
-messages alone do not determine the prompt."""
+messages alone do not determine the prompt; fixed is true for a fixed body."""
 import json
 import sys
 from types import SimpleNamespace
@@ -28,6 +28,42 @@ from vllm.renderers.hf import _consolidate_system_messages, _convert_developer_t
 # The server always has this default (--cohere-format), so that a null of a request never reaches a template.
 DEFAULTS = {"cohere_format": "cmd4"}
 CONFIG = SimpleNamespace(multimodal_config=None, enable_prompt_embeds=False, max_model_len=1 << 20, hf_config=SimpleNamespace(model_type="llama"))
+
+
+# Bodies as text, since some have a member twice: the last value counts.
+FIXED = [
+    ("responses", '{"input":[{"role":"user","content":"hi","name":"bob"}]}'),
+    ("responses", '{"input":[{"role":"user","content":"hi","name":5}]}'),
+    ("responses", '{"input":[{"role":"user","content":"hi","name":"a","name":null}]}'),
+    ("responses", '{"input":[{"role":"user","content":"hi","task":"t"}]}'),
+    ("responses", '{"input":[{"role":"user","content":"hi","tools":[{"a":1}],"channel":"c","reasoning":"r"}]}'),
+    ("responses", '{"instructions":"i","input":[{"type":"message","role":"system","content":[{"type":"input_text","text":"a"}],"name":"bob","status":"completed"}]}'),
+    ("responses", '{"input":[{"type":"message","role":"assistant","content":"hi","name":"bob"}]}'),
+    ("responses", '{"input":[{"role":"developer","content":"hi","name":"b"},{"role":"user","content":"hi"}]}'),
+    ("responses", '{"input":[{"role":"user","content":"hi"},{"role":"developer","content":"hi","name":"b"}]}'),
+    ("responses", '{"input":[{"type":"message","role":"developer","content":"hi","tools":[{"a":1}]}]}'),
+    ("responses", '{"input":[{"type":"message","role":"developer","content":"hi","tools":null}]}'),
+    ("responses", '{"input":[{"role":"user","content":"u"},{"type":"function_call_output","call_id":"c","output":"x","name":"n"}]}'),
+    ("responses", '{"input":[{"type":null,"role":"user","content":"hi"}]}'),
+    ("responses", '{"input":[{"type":null,"id":"x","role":"user","content":"hi"}]}'),
+    ("responses", '{"input":[{"type":null,"id":"x","role":"assistant","content":[{"type":"output_text","text":"hi"}],"status":[1]}]}'),
+    ("responses", '{"input":[{"type":null,"id":5,"role":"user","content":"hi"}]}'),
+    ("responses", '{"input":[{"id":"x","role":"user","content":null}]}'),
+    ("responses", '{"input":[{"id":"x","role":"user","content":[{"type":"text","text":"hi"}]}]}'),
+    ("responses", '{"input":[{"id":"x","role":"tool","content":"hi","tool_call_id":"c"}]}'),
+    ("responses", '{"input":[{"type":"message","id":"x","role":"user","content":null}]}'),
+    ("responses", '{"input":[{"id":"x"}]}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"enable_thinking":false,"enable_thinking":null}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"enable_thinking":false,"x":[1],"enable_thinking":"auto"}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"enable_thinking":null,"enable_thinking":false}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"x":1,"\\u0078":null,"y":null,"y":2}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"x":"\\u0061uto","enable_thinking":"aut\\u006f"}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"reasoning_effort":"low","chat_template_kwargs":{"enable_thinking":false,"enable_thinking":null}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"documents":"\\u0061uto","tools":"aut\\u006f","tokenize":"\\u0061uto"}}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"documents":[{"a":5,"a":"x"}]}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"documents":[{"a":"y","b":"c","a":"x"}]}'),
+    ("chat", '{"messages":[{"role":"user","content":"hi"}],"documents":[{"a":"y","a":null}]}'),
+]
 
 
 class NotExact(Exception):
@@ -104,6 +140,17 @@ def plain(o):
     return o.model_dump() if hasattr(o, "model_dump") else list(o)
 
 
+def show(case):
+    try:
+        case["want"] = convert(case)
+        json.dumps(case["want"], allow_nan=False, default=plain)
+    except NotExact:
+        case["want"], case["exact"] = None, False
+    except Exception:  # whatever it is, the server answers with an error
+        case["want"] = None
+    print(json.dumps(case, ensure_ascii=False, separators=(",", ":"), default=plain))
+
+
 def main():
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 400
     g = Generator(32)
@@ -111,14 +158,10 @@ def main():
         api = APIS[i % len(APIS)]
         body = json.dumps(getattr(g, api)(), ensure_ascii=g.r.random() < 0.5)
         case = {"api": api, "body": body, "parts": g.r.random() < 0.4, "developer": g.r.random() < 0.5, "merge": g.r.random() < 0.5, "disabled": g.one("none", "low"), "defaults": g.one({}, {}, {"enable_thinking": True})}
-        try:
-            case["want"] = convert(case)
-            json.dumps(case["want"], allow_nan=False, default=plain)
-        except NotExact:
-            case["want"], case["exact"] = None, False
-        except Exception:  # whatever it is, the server answers with an error
-            case["want"] = None
-        print(json.dumps(case, ensure_ascii=False, separators=(",", ":"), default=plain))
+        show(case)
+    for api, body in FIXED:
+        for developer in (True, False):
+            show({"api": api, "body": body, "parts": developer, "developer": developer, "merge": False, "disabled": "none", "defaults": {"enable_thinking": True}, "fixed": True})
 
 
 main()

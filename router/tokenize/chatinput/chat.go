@@ -47,8 +47,8 @@ func (in *Input) readChat(body []byte, s *Settings) {
 		in.refuseTemplate(s)
 	case o.has(14):
 		in.fail("prompt_token_ids is not modelled")
-	case o.has(8) && !stringMaps(o.get(8)):
-		in.refuse("documents is not a list of objects of strings")
+	case o.has(8):
+		in.checkDocuments(o.get(8))
 	}
 	if in.reason != "" {
 		return
@@ -72,19 +72,25 @@ func (in *Input) readChat(body []byte, s *Settings) {
 	in.writeOptions(&opt, s)
 }
 
-// stringMaps reports whether raw is a list of objects all of whose values are strings.
-func stringMaps(raw []byte) bool {
+// checkDocuments refuses what is not a list of objects of strings.
+func (in *Input) checkDocuments(raw []byte) {
 	if !isList(raw, jsonscan.Object) {
-		return false
+		in.refuse("documents is not a list of objects")
+		return
 	}
-	for it := jsonscan.Walk(raw); it.Next(); {
-		for m := jsonscan.Walk(it.Raw()); m.Next(); {
-			if m.Value.Kind != jsonscan.String {
-				return false
+	var vals [1]jsonscan.Value
+	for it := jsonscan.Walk(raw); it.Next() && in.reason == ""; {
+		for m := jsonscan.Walk(it.Raw()); m.Next() && in.reason == ""; {
+			if m.Value.Kind == jsonscan.String {
+				continue
+			}
+			if jsonscan.Members(it.Raw(), vals[:], string(m.Key(nil))); vals[0].Kind == jsonscan.String {
+				in.fail("a document has a member twice") // of which the server reads the last
+			} else {
+				in.refuse("a document has a member that is not a string")
 			}
 		}
 	}
-	return true
 }
 
 // isList reports whether raw is a list all of whose elements are of a kind.
@@ -420,6 +426,7 @@ func (in *Input) writeKwargs(opt *options, s *Settings) {
 		return vals[0].Kind != jsonscan.Absent
 	}
 	var name []byte
+	unset := unsetMembers(opt.kwargs)
 	for it := jsonscan.Walk(opt.kwargs); it.Next(); {
 		name = it.Key(name[:0])
 		if slices.Contains(knownParams, string(name)) {
@@ -429,8 +436,7 @@ func (in *Input) writeKwargs(opt *options, s *Settings) {
 			in.fail("chat_template_kwargs has the member " + string(name))
 			return
 		}
-		unset := it.Value.Kind == jsonscan.Null || string(it.Raw()) == `"auto"`
-		if !unset && !(effort != "" && string(name) == "reasoning_effort") {
+		if !unset[string(name)] && !(effort != "" && string(name) == "reasoning_effort") {
 			write(opt.kwargs[it.Value.KeyStart:it.Value.End])
 		}
 	}
@@ -445,12 +451,29 @@ func (in *Input) writeKwargs(opt *options, s *Settings) {
 	for it := jsonscan.Walk(s.Defaults); it.Next(); {
 		name = it.Key(name[:0])
 		set := effort != "" && (string(name) == "reasoning_effort" || string(name) == "enable_thinking" && !ownThinking)
-		if has(opt.kwargs, string(name)) {
-			v := opt.kwargs[vals[0].Start:vals[0].End]
-			set = set || string(v) != "null" && string(v) != `"auto"`
-		}
-		if !set {
+		if !set && (unset[string(name)] || !has(opt.kwargs, string(name))) {
 			write(s.Defaults[it.Value.KeyStart:it.Value.End])
 		}
 	}
+}
+
+// unsetMembers returns the members of an object that are null or "auto"; of one that is there several times
+// the last value counts. It is nil if there are none.
+func unsetMembers(object []byte) (unset map[string]bool) {
+	var name []byte
+	for it := jsonscan.Walk(object); it.Next(); {
+		is := it.Value.Kind == jsonscan.Null || it.Value.Kind == jsonscan.String && string(jsonscan.Text(it.Raw())) == "auto"
+		if !is && unset == nil {
+			continue
+		}
+		if name = it.Key(name[:0]); !is {
+			delete(unset, string(name))
+			continue
+		}
+		if unset == nil {
+			unset = map[string]bool{}
+		}
+		unset[string(name)] = true
+	}
+	return unset
 }

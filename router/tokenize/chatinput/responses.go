@@ -88,7 +88,7 @@ func (a *assistant) flush(b []byte) []byte {
 	return append(b, '}')
 }
 
-var itemNames = []string{"type", "role", "content", "status", "call_id", "name", "arguments", "output", "summary", "encrypted_content", "namespace", "input", "id"}
+var itemNames = []string{"type", "role", "content", "status", "call_id", "name", "arguments", "output", "summary", "encrypted_content", "namespace", "input", "id", "task", "tools"}
 
 func (in *Input) responseItems(b, items []byte, opt *options) []byte {
 	var a assistant
@@ -118,14 +118,25 @@ func (in *Input) responseItems(b, items []byte, opt *options) []byte {
 		default:
 			in.refuse("an input item is none of a chat")
 		}
+		if in.Refused && o.kind(12) == jsonscan.String && o.kind(0) <= jsonscan.Null {
+			// The server takes it for a reference to an item, whose other members it does not check.
+			in.Refused = false
+		}
 	}
 	return a.flush(b)
 }
 
-// messageItem appends a message that is not an assistant's.
+// messageItem appends a message that is not an assistant's, with the members besides its content that
+// the server reads of such a message.
 func (in *Input) messageItem(b []byte, o *object) []byte {
 	b = append(append(appendComma(b), `{"role":`...), o.get(1)...)
-	return append(in.appendTexts(append(b, `,"content":`...), o, 2), '}')
+	b = in.appendTexts(append(b, `,"content":`...), o, 2)
+	for _, i := range [...]int{5, 13, 14} {
+		if o.has(i) {
+			b = append(append(b, `,"`+itemNames[i]+`":`...), o.get(i)...)
+		}
+	}
+	return append(b, '}')
 }
 
 // outputItem appends a tool's result.
