@@ -18,11 +18,11 @@ type backoffs struct {
 
 	count atomic.Int32
 	mu    sync.Mutex
-	byURL map[string]*backoff
+	byURL map[string]*engineBackoff
 }
 
-// backoff is the state of one engine.
-type backoff struct {
+// engineBackoff is the state of one engine.
+type engineBackoff struct {
 	at    time.Time // time of the last failure
 	until time.Time // no request is sent before
 	delay time.Duration
@@ -97,7 +97,7 @@ func (f *backoffs) recordFailure(url string, size int, began time.Time, err erro
 	defer f.mu.Unlock()
 	now := f.now()
 	if f.byURL == nil {
-		f.byURL = make(map[string]*backoff)
+		f.byURL = make(map[string]*engineBackoff)
 	}
 	for u, x := range f.byURL {
 		if now.Sub(x.until) > forgetAfter {
@@ -106,7 +106,7 @@ func (f *backoffs) recordFailure(url string, size int, began time.Time, err erro
 	}
 	x := f.byURL[url]
 	if x == nil {
-		x = &backoff{minSize: size}
+		x = &engineBackoff{minSize: size}
 		f.byURL[url] = x
 		f.count.Store(int32(len(f.byURL)))
 	}

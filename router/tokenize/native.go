@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/upstream"
@@ -38,17 +39,25 @@ type InProcess struct {
 	mu        sync.Mutex
 	checked   map[checkKey]uint32 // what has been compared, and with which incarnation of the engine
 	equal     map[checkKey]uint32 // those of checked whose last comparison had no difference
-	checking  string              // the engine with which a comparison runs, "" if none does
-	left      bool                // that engine has left since
-	verified  bool                // the last comparison had no difference
-	mismatch  *Mismatch           // nil: in use
-	suspected time.Time           // when Suspect has last had an effect
+	failing   map[checkKey]failing
+	checking  string    // the engine with which a comparison runs, "" if none does
+	left      bool      // that engine has left since
+	verified  bool      // the last comparison had no difference
+	mismatch  *Mismatch // nil: in use
+	suspected time.Time // when Suspect has last had an effect
 }
 
 // checkKey is an engine and a kind of request: each kind is converted in its own way.
 type checkKey struct {
 	url  string
 	kind Kind
+}
+
+// failing is an engine that gave no ids for its last comparison: an engine that fails is busy enough without
+// being asked for every prompt.
+type failing struct {
+	until time.Time // no prompt is compared before
+	delay backoff.Backoff
 }
 
 // Mismatch is a prompt whose ids in this process are not those of the engine. It does not contain
@@ -63,7 +72,7 @@ type Mismatch struct {
 
 // NewInProcess returns an InProcess. rules may be nil.
 func (t *Tokenizer) NewInProcess(name string, model NativeModel, rules *incremental.Rules, settings chatinput.Settings) (*InProcess, error) {
-	n := &InProcess{name: name, settings: settings, rules: rules, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}, equal: map[checkKey]uint32{}}
+	n := &InProcess{name: name, settings: settings, rules: rules, encoder: incremental.NewEncoder(model, rules, t.texts), checked: map[checkKey]uint32{}, equal: map[checkKey]uint32{}, failing: map[checkKey]failing{}}
 	if rules != nil {
 		n.longest = rules.LongestAdded
 	}
@@ -224,7 +233,7 @@ func (t *Tokenizer) PromptInProcess(dst *Prompt, q *NativeQuery) bool {
 	t.sources[FromNative].Add(1)
 	t.nativeCached.Add(uint64(found.Cached))
 	t.nativeEncoded.Add(uint64(found.Encoded))
-	if n.chooseCheck(q, t.opt.Load().VerifyRatio) {
+	if n.chooseCheck(q, t.opt.Load().VerifyRatio, t.backoffs.now) {
 		t.check(n, q, ids, cut)
 	}
 	return true
@@ -333,6 +342,7 @@ func (n *InProcess) retry() {
 	n.mismatch, n.verified = nil, false
 	clear(n.checked)
 	clear(n.equal)
+	clear(n.failing)
 }
 
 // forget drops what is known of an engine that has left. Its URL may return with another process
@@ -346,6 +356,7 @@ func (n *InProcess) forget(url string) {
 	for kind := range Kind(len(nativeAPIs)) {
 		delete(n.checked, checkKey{url, kind})
 		delete(n.equal, checkKey{url, kind})
+		delete(n.failing, checkKey{url, kind})
 	}
 	n.left = n.left || n.checking == url
 }
@@ -354,8 +365,9 @@ func (n *InProcess) forget(url string) {
 const maxChecked = 4096
 
 // chooseCheck reports whether q's prompt is to be compared: the first of its kind with each process
-// of an engine, and then the given share. One comparison of a model runs at a time.
-func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
+// of an engine, and then the given share, but none while its back-off lasts. One comparison of a model
+// runs at a time.
+func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64, now func() time.Time) bool {
 	count := float64(n.prompts.Add(1))
 	sampled := ratio > 0 && int64(count*ratio) != int64((count-1)*ratio)
 	if q.Endpoint == nil {
@@ -367,9 +379,13 @@ func (n *InProcess) chooseCheck(q *NativeQuery, ratio float64) bool {
 	if was, ok := n.checked[key]; n.checking != "" || ok && was == q.Incarnation && !sampled {
 		return false
 	}
-	if len(n.checked) >= maxChecked {
+	if f, ok := n.failing[key]; ok && now().Before(f.until) {
+		return false
+	}
+	if len(n.checked)+len(n.failing) >= maxChecked {
 		clear(n.checked)
 		clear(n.equal)
+		clear(n.failing)
 	}
 	n.checking, n.left = key.url, false
 	return true
@@ -393,8 +409,13 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			return
 		}
 		key := checkKey{c.ep.URL(), c.kind}
-		if err == nil || isUnsupported(err) || errors.Is(err, errUnsteady) { // after other errors the next prompt is compared
+		if err == nil || isUnsupported(err) || errors.Is(err, errUnsteady) {
 			n.checked[key] = incarnation
+			delete(n.failing, key)
+		} else { // a later prompt is compared
+			f := n.failing[key]
+			f.until = t.backoffs.now().Add(f.delay.Next(minDelay, t.opt.Load().MaxBackoff))
+			n.failing[key] = f
 		}
 		if err != nil {
 			n.mu.Unlock()

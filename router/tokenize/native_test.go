@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
@@ -151,6 +152,12 @@ func (e *renderEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = json.NewEncoder(w).Encode(answer)
+}
+
+func (e *renderEngine) set(change func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change()
 }
 
 func (e *renderEngine) asked() []string {
@@ -463,6 +470,45 @@ func TestWithoutRender(t *testing.T) {
 	if p, ok := ask(t, tk, Chat, hello(2), e, 1); !ok || !p.Verified || tk.Stats().ChecksFailed != 1 {
 		t.Errorf("an engine that fails says nothing: used %v, stats %+v", ok, tk.Stats())
 	}
+}
+
+// TestFailingComparisons: an engine that gives no ids is asked again after a delay, which doubles, and not for each
+// prompt; other engines and APIs, and another process at its URL, are asked at once.
+func TestFailingComparisons(t *testing.T) {
+	e, other := newRenderEngine(t), newRenderEngine(t)
+	tk, n, _ := withModel(t, new(byteModel))
+	c := &clock{t: time.Unix(1e9, 0)}
+	tk.backoffs.now = c.now
+	tk.Reload(Options{VerifyRatio: -1})
+	asked := func(e *renderEngine, want int) {
+		t.Helper()
+		for i := range 10 {
+			_, _ = ask(t, tk, Chat, hello(i), e, 1)
+			testwait.Until(t, "the end of a comparison", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.checking == "" })
+		}
+		if got := len(e.asked()); got != want {
+			t.Fatalf("the engine was asked %d times, want %d", got, want)
+		}
+	}
+	e.set(func() { e.down = true })
+	asked(e, 1)
+	asked(other, 1)
+	times := 1
+	for _, delay := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 30 * time.Second, 30 * time.Second} {
+		c.advance(delay - 1)
+		asked(e, times)
+		c.advance(1)
+		times++
+		asked(e, times)
+	}
+	_, _ = ask(t, tk, Completion, `{"model":"m","prompt":"x"}`, e, 1)
+	testwait.Until(t, "another API's comparison", func() bool { return len(e.asked()) == times+1 })
+	testwait.Until(t, "its end", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.checking == "" })
+	tk.EngineLeft(e.URL)
+	asked(e, times+2) // the delay is short again
+	c.advance(500 * time.Millisecond)
+	e.set(func() { e.down = false })
+	asked(e, times+3)
 }
 
 // TestTimeInTemplate: what a template prints of the time differs between router and engine when it changes in
