@@ -79,19 +79,18 @@ var spliceKeys = func() (keys [NumKeys][]byte) {
 
 // plan converts edits to splices with ascending offsets that do not overlap.
 func (d *Doc) plan(out []splice, edits []Edit) []splice {
-	var seen uint64
+	var seen [2]uint64 // by Key, as in Doc.present
+	parentEdited := false
 	for i := range edits {
-		seen |= 1 << edits[i].Key
+		parentEdited = parentEdited || edits[i].Key == KeySamplingParams
 	}
-	parentEdited := seen>>KeySamplingParams&1 != 0
-	seen = 0
 	kept, keptSampling := d.Members, d.samplingMembers
 	for i := range edits {
 		e := &edits[i]
-		if e.Key >= NumKeys || seen>>e.Key&1 != 0 {
+		if e.Key >= NumKeys || seen[e.Key>>6]>>(e.Key&63)&1 != 0 {
 			continue
 		}
-		seen |= 1 << e.Key
+		seen[e.Key>>6] |= 1 << (e.Key & 63)
 		if e.Key.nested() && (parentEdited || d.Values[KeySamplingParams].Kind != Object) {
 			continue
 		}

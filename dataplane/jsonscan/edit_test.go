@@ -41,6 +41,7 @@ func TestEdited(t *testing.T) {
 		{"nested under null", `{"sampling_params":null}`, []Edit{{KeySamplingMaxTokens, Set, val("1")}}, `{"sampling_params":null}`},
 		{"the parent's edit wins", `{"sampling_params":{"max_tokens":2}}`, []Edit{{KeySamplingMaxTokens, Set, val("1")}, {KeySamplingParams, Set, val("{}")}}, `{"sampling_params":{}}`},
 		{"a repeated key: the first counts", `{"n":1}`, []Edit{{KeyN, Set, val("2")}, {Key: KeyN, Op: Remove}}, `{"n":2}`},
+		{"a repeated nested key", `{"sampling_params":{"n":1,"prompt_logprobs":1}}`, []Edit{{KeySamplingPromptLogprobs, Set, val("2")}, {Key: KeySamplingPromptLogprobs, Op: Remove}}, `{"sampling_params":{"n":1,"prompt_logprobs":2}}`},
 		{"prefill leg", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":256,"min_tokens":4}`,
 			[]Edit{{KeyMaxTokens, Set, val("1")}, {KeyMaxCompletionTokens, Replace, val("1")}, {KeyStream, Set, val("false")}, {Key: KeyStreamOptions, Op: Remove},
 				{Key: KeyMinTokens, Op: Remove}, {KeyKVTransferParams, Set, val(`{"do_remote_decode":true}`)}},
