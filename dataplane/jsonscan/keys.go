@@ -68,6 +68,7 @@ const (
 	KeyReturnLogprob        // SGLang's /generate
 	KeyPromptCacheKey       // OpenAI: requests with one value share a prefix
 	KeyUser                 // OpenAI: the end user
+	KeyReturnPromptText     // vLLM: the answer has the rendered prompt
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
 	KeySamplingN            // sampling_params.n
@@ -220,6 +221,7 @@ func makeMembers() (m [NumKeys]member) {
 	anyOf(KeyReturnLogprob, "return_logprob")
 	anyOf(KeyPromptCacheKey, "prompt_cache_key")
 	anyOf(KeyUser, "user")
+	anyOf(KeyReturnPromptText, "return_prompt_text")
 	count(KeySamplingMaxTokens, "sampling_params.max_tokens")
 	count(KeySamplingMinTokens, "sampling_params.min_tokens")
 	count(KeySamplingN, "sampling_params.n")
@@ -350,6 +352,8 @@ func topKey(name []byte) Key {
 		return KeyPromptCacheKey
 	case "user":
 		return KeyUser
+	case "return_prompt_text":
+		return KeyReturnPromptText
 	case "lora_request":
 		return KeyLoRARequest
 	case "encoder_urls":

@@ -59,6 +59,7 @@ var handoverCases = []handoverCase{
 	{name: "nixl, by ids, Responses", family: nixlPull{}, version: "0.32.0", kind: front.ResponsesAPI, body: `{"model":"m","input":"hi","cache_salt":"s"}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
 	{name: "nixl, vLLM 0.31 renders the text", family: nixlPull{}, version: "0.31.0", kind: front.Chat, body: chatBody, answer: nixlAnswer(handles[1].member), ids: promptIDs},
 	{name: "nixl, an echo needs the text", family: nixlPull{}, version: "0.32.0", kind: front.Completions, body: `{"model":"m","prompt":"hi","echo":true}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
+	{name: "nixl, the answer needs the text", family: nixlPull{}, version: "0.32.0", kind: front.Chat, body: `{"model":"m","messages":[{"role":"user","content":"hi"}],"return_prompt_text":true}`, answer: nixlAnswer(handles[2].member), ids: promptIDs},
 	{name: "nixl-push, by ids, both at once", family: nixlPush{}, version: "0.32.0", kind: front.Chat, body: chatBody, learned: handles[2].member, ids: promptIDs},
 	{name: "mooncake, by ids", family: mooncake{}, version: "0.33.0", kind: front.Chat, body: chatBody, peerInfo: `{"0":{"engine_id":"e-0","worker_addr":{"0":{"0":"10.0.0.1:5000"}}}}`, ids: promptIDs},
 	{name: "storage, by ids", family: storage{}, version: "0.32.0", kind: front.Chat, body: chatBody, answer: `{"id":"x","choices":[]}`, ids: promptIDs},

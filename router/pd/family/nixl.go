@@ -255,7 +255,7 @@ func appendSlot(dst []byte, p *Handover) []byte {
 }
 
 // acceptsPromptIDs reports whether an engine accepts a chat's prompt as token ids beside its
-// messages. It does so for chats that contain only text and have no echo.
+// messages. It does so for chats that contain only text and whose answer needs no prompt.
 func acceptsPromptIDs(p *Handover, engine *worker.Rank) bool {
-	return p.Kind == front.Chat && engine.VersionAtLeast(0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) && p.textOnly()
+	return p.Kind == front.Chat && engine.VersionAtLeast(0, 32, 0) && !answersPrompt(p.Doc) && p.textOnly()
 }

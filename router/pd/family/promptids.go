@@ -10,13 +10,19 @@ import (
 // 0.32 on the ids are a member of kv_transfer_params in all APIs that render a chat
 // (online_renderer.py, _reused_prompt_token_ids), also without a KV connector; a completion has always
 // accepted ids as its prompt. The request keeps its API: nixl-push joins the legs by request ids that
-// begin with the API's name. An echo needs the text.
+// begin with the API's name.
 func AcceptsIDs(h *Handover, engine *worker.Rank) bool {
 	switch h.Kind {
 	case front.Chat, front.Completions, front.ResponsesAPI, front.Messages:
-		return engine.VersionAtLeast(0, 32, 0) && !h.Doc.Has(jsonscan.KeyEcho)
+		return engine.VersionAtLeast(0, 32, 0) && !answersPrompt(h.Doc)
 	}
 	return false
+}
+
+// answersPrompt reports whether the answer contains the prompt's text, which an engine does not have if it
+// gets ids.
+func answersPrompt(doc *jsonscan.Doc) bool {
+	return doc.Has(jsonscan.KeyEcho) || doc.Has(jsonscan.KeyReturnPromptText)
 }
 
 // setPromptIDs adds the prompt's token ids to a leg for an engine if h.ByIDs says so: in place of a
