@@ -57,6 +57,7 @@ type modelFolder struct {
 	template    string // a file that replaces the folder's templates, "" for none
 	kwargs      string // a JSON object of the template's variables, "" for none
 	trust       bool   // requests may contain a template
+	noTools     bool   // tools are not rendered if none is to be called
 }
 
 // loadedModel is a model that was loaded, or could not be.
@@ -151,7 +152,7 @@ func tokenizerSettingsOf(cfg *config.Config) tokenizerSettings {
 	s := tokenizerSettings{Mode: cfg.Tokens.Native, Models: map[string]modelFolder{}, Timeout: cfg.Tokens.Timeout}
 	for name, m := range cfg.Models {
 		if m.Tokenizer != "" {
-			s.Models[name] = modelFolder{m.Tokenizer, m.ContentFormat, m.ChatTemplate, m.ChatTemplateKwargs, m.TrustRequestChatTemplate}
+			s.Models[name] = modelFolder{m.Tokenizer, m.ContentFormat, m.ChatTemplate, m.ChatTemplateKwargs, m.TrustRequestChatTemplate, m.ExcludeTools}
 		}
 	}
 	return s
@@ -460,7 +461,7 @@ func settingsOf(from modelFolder, templates map[string]string) chatinput.Setting
 		}
 		return t
 	}
-	s := chatinput.Settings{Plain: of(templates["default"]), TrustTemplate: from.trust}
+	s := chatinput.Settings{Plain: of(templates["default"]), TrustTemplate: from.trust, NoToolsIfNone: from.noTools}
 	s.WithTools = s.Plain
 	if t, ok := templates["tool_use"]; ok {
 		s.WithTools = of(t)

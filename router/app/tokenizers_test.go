@@ -576,6 +576,7 @@ func TestTemplateSettings(t *testing.T) {
 	cfg.Models = map[string]config.Model{
 		"broken-given":    {Tokenizer: folder(both(parts)), ChatTemplate: filepath.Join(filepath.Dir(given), "broken.jinja")},
 		"broken-tool-use": {Tokenizer: folder(both("{% if %}"))},
+		"excludes-tools":  {Tokenizer: folder(both(parts)), ExcludeTools: true},
 		"given":           {Tokenizer: folder(both(parts)), ChatTemplate: given, ChatTemplateKwargs: ` {"x":"k"} `},
 		"missing":         {Tokenizer: folder(both(parts)), ChatTemplate: given + "x"},
 		"openai":          {Tokenizer: folder(both(parts)), ContentFormat: "openai"},
@@ -583,7 +584,7 @@ func TestTemplateSettings(t *testing.T) {
 		"tool-use":        {Tokenizer: folder(both(parts)), ChatTemplateKwargs: `{"x":1}`, TrustRequestChatTemplate: true},
 	}
 	ts.configure(tokenizerSettingsOf(cfg))
-	ts.awaitModels(t, "broken-given", "broken-tool-use", "given", "openai", "plain", "tool-use")
+	ts.awaitModels(t, "broken-given", "broken-tool-use", "excludes-tools", "given", "openai", "plain", "tool-use")
 	const messages = `"messages":[{"role":"developer","content":"d"},{"role":"user","content":"u"}]`
 	const tools = `,"tools":[{"type":"function","function":{"name":"f"}}]`
 	for _, c := range []struct{ model, more, want string }{ // "": the engine tokenizes it
@@ -594,6 +595,9 @@ func TestTemplateSettings(t *testing.T) {
 		{"tool-use", tools, "system=d user=u 1"},
 		{"tool-use", tools + `,"chat_template_kwargs":{"x":2}`, "system=d user=u 2"},
 		{"tool-use", `,"chat_template":"x"`, ""},
+		{"tool-use", tools + `,"tool_choice":"none"`, "system=d user=u 1"},
+		{"excludes-tools", tools, "system=d user=u "},
+		{"excludes-tools", tools + `,"tool_choice":"none"`, "system:d user:u "},
 		{"broken-tool-use", ``, "system:d user:u "},
 		{"broken-tool-use", tools, ""},
 		{"openai", ``, "system:[{'type': 'text', 'text': 'd'}] user:[{'type': 'text', 'text': 'u'}] "},

@@ -317,6 +317,9 @@ type Model struct {
 	// TrustRequestChatTemplate is vLLM's --trust-request-chat-template, for tokenizer: the engines tokenize
 	// the prompts of requests with a template of their own. Without it engines refuse such requests [false].
 	TrustRequestChatTemplate bool `yaml:"trust_request_chat_template"`
+	// ExcludeTools is vLLM's --exclude-tools-when-tool-choice-none, for tokenizer: the engines do not
+	// render the tools of requests with tool_choice none [false].
+	ExcludeTools bool `yaml:"exclude_tools_when_tool_choice_none"`
 }
 
 // Admission holds requests in the router while no rank can start them soon, and decides their

@@ -548,6 +548,7 @@ func isIncomplete(kind Kind, doc *jsonscan.Doc) bool {
 	vals := make([]jsonscan.Value, len(unsent))
 	jsonscan.Members(doc.Body, vals, unsent...)
 	return slices.ContainsFunc(vals, func(v jsonscan.Value) bool { return v.Kind > jsonscan.Null }) ||
+		doc.Has(jsonscan.KeyTools) && bytes.Contains(doc.Raw(jsonscan.KeyToolChoice), []byte(`"none"`)) || // they may be left out
 		kind == Messages && bytes.Contains(doc.Raw(jsonscan.KeyMessages), []byte(`"system"`)) // it may be moved to the start
 }
 

@@ -712,14 +712,15 @@ func TestPromptsBeyondTokenize(t *testing.T) {
 	}{
 		{Completion, `{"model":"m","prompt":"abcdef","truncate_prompt_tokens":3}`},
 		{Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"reasoning_effort":"low"}`},
+		{Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none"}`},
 		{Messages, `{"model":"m","messages":[{"role":"user","content":"x"},{"role":"system","content":"y"}]}`},
 	} {
-		if p, ok := ask(t, tk, c.kind, c.body, e, 1); !ok || p.Source != FromNative {
+		if p, ok := ask(t, tk, c.kind, c.body, e, uint32(i)); !ok || p.Source != FromNative {
 			t.Errorf("%s: used %v, source %v", c.body, ok, p.Source)
 		}
 		awaitChecks(t, tk, uint64(i+1))
 	}
-	if s := tk.Stats(); s.ChecksFailed != 3 || len(reports) > 0 || slices.Contains(e.asked(), "/tokenize") {
+	if s := tk.Stats(); s.ChecksFailed != 4 || len(reports) > 0 || slices.Contains(e.asked(), "/tokenize") {
 		t.Errorf("stats %+v, asked %q", s, e.asked())
 	}
 }
