@@ -160,13 +160,18 @@ func termList(t *schedule.Terms, handover float64) string {
 	return " = " + strings.Join(parts, " + ")
 }
 
+// idSources are the sources of a prompt's token ids as they are printed.
+var idSources = map[string]string{
+	"request": " (ids of the request)", "native": " (native ids)", "cache": " (ids of an engine, cached)", "engine": " (ids of an engine)", "text": " (estimated from the text)",
+}
+
 func writeDecision(w io.Writer, d *schedule.Decision) {
 	chosen := d.Chosen
 	if chosen == "" {
 		chosen = "none: no candidate was left"
 	}
 	fmt.Fprintf(w, "\n%s leg, attempt %d, at %.1f ms: %s\n", strings.ToUpper(d.Leg[:1])+d.Leg[1:], d.Attempt, d.AtMS, chosen)
-	fmt.Fprintf(w, "  %s, about %d to come; %s", english.Plural(d.PromptTokens, "prompt token", ""), d.OutputTokens, english.Plural(d.Candidates, "candidate", ""))
+	fmt.Fprintf(w, "  %s%s, about %d to come; %s", english.Plural(d.PromptTokens, "prompt token", ""), idSources[d.PromptSource], d.OutputTokens, english.Plural(d.Candidates, "candidate", ""))
 	if d.Excluded > 0 {
 		fmt.Fprintf(w, ", %d excluded (failed for this request)", d.Excluded)
 	}

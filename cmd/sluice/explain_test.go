@@ -161,12 +161,12 @@ func TestUnreportedTokens(t *testing.T) {
 // TestOneOfEach: counts of one are written in the singular.
 func TestOneOfEach(t *testing.T) {
 	var out bytes.Buffer
-	writeDecision(&out, &schedule.Decision{Leg: "prefill", PromptTokens: 1, Candidates: 1})
+	writeDecision(&out, &schedule.Decision{Leg: "prefill", PromptTokens: 1, PromptSource: "native", Candidates: 1})
 	writeDecision(&out, &schedule.Decision{Leg: "decode", PromptTokens: 13, Candidates: 2})
 	writeOutcome(&out, &schedule.OutcomeRecord{Status: 200, PromptTokens: 1, CachedTokens: -1, OutputTokens: 1})
 	(&checkedServer{BlockSize: 16, EventRanks: 1, answered: true}).print(&out)
 	for _, want := range []string{
-		"  1 prompt token, about 0 to come; 1 candidate",
+		"  1 prompt token (native ids), about 0 to come; 1 candidate",
 		"  13 prompt tokens, about 0 to come; 2 candidates",
 		"; 1 prompt token, 1 output token.\n",
 		"; 16 tokens a block; events of 1 rank\n",

@@ -265,6 +265,7 @@ func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) sche
 		Approx:            &q.approx,
 		ApproxBlockTokens: approxBlockTokens,
 		PromptTokens:      q.prompt.Count + q.otherChoiceTokens,
+		Source:            q.prompt.Source,
 		MaxTokens:         q.maxTokens,
 		Keys:              q.keys,
 		KeyTokens:         approxBlockTokens,

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -28,10 +29,11 @@ const (
 	markFeed     = iota
 )
 
-// The marks of a decision, stored above its leg.
+// The marks of a decision, stored above its leg; the source of the prompt's ids is stored above them.
 const (
 	markSession   = 1 << 2 // it has a session
 	markAtSession = 1 << 3
+	markSource    = 4
 )
 
 // toMicros converts ms to µs with the rounding of round3.
@@ -140,7 +142,7 @@ func encodeDecision(b []byte, d *decision, terms []candidateState, ranks *rankID
 	scratch := func() *[maxEncodedTerm]byte { return (*[maxEncodedTerm]byte)(b[len(b) : len(b)+maxEncodedTerm]) }
 	own := scratch()
 	at := putVarint(own, 0, uint64(d.at))
-	marked := int32(d.leg)
+	marked := int32(d.leg) | int32(d.source)<<markSource
 	if d.session != 0 {
 		marked |= markSession
 	}
@@ -180,6 +182,7 @@ func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decisio
 		*to = int32(u.number())
 	}
 	d.leg, d.chosen, d.atSession = LegKind(leg&(markSession-1)), d.chosen-1, leg&markAtSession != 0
+	d.source = tokenize.Source(leg >> markSource)
 	if leg&markSession != 0 {
 		d.session = uint32(u.number())
 	}

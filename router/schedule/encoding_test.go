@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -31,7 +32,7 @@ func TestDecisionEncoding(t *testing.T) {
 		var wantTerms [][]candidateState
 		for range 1 + rng.IntN(3) {
 			d := decision{session: uint32(some32()), atSession: some32()&1 == 0, at: time.Duration(some(50, false)), attempt: some32(), prompt: some32(), output: some32(),
-				candidates: some32(), excluded: some32(), chosen: int32(rng.IntN(18)) - 1, races: some32(), leg: LegKind(rng.IntN(int(numLegs)))}
+				candidates: some32(), excluded: some32(), chosen: int32(rng.IntN(18)) - 1, races: some32(), leg: LegKind(rng.IntN(int(numLegs))), source: tokenize.Source(rng.IntN(8))}
 			var terms []candidateState
 			for range rng.IntN(18) {
 				c := candidateState{rank: rs[rng.IntN(len(rs))], cost: rng.ExpFloat64() * 1000, queued: some(63, true), blocks: some32(),

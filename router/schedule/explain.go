@@ -30,6 +30,7 @@ type Decision struct {
 	Attempt      int     `json:"attempt"`
 	Chosen       string  `json:"chosen"` // worker/rank, "" if there was none
 	PromptTokens int     `json:"prompt_tokens"`
+	PromptSource string  `json:"prompt_source"` // of the prompt's token ids, as in sluice_prompts_total
 	OutputTokens int     `json:"output_tokens_assumed"`
 	Candidates   int     `json:"candidates"` // number of candidates
 	Excluded     int     `json:"excluded"`
@@ -210,7 +211,7 @@ func (r *record) export(s *Scheduler, detail exportDetail) Record {
 }
 
 func (d *decision) export(s *Scheduler, terms []candidateState, detail exportDetail) Decision {
-	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
+	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), PromptSource: d.source.String(), OutputTokens: int(d.output),
 		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), AtSession: d.atSession}
 	if detail == chosenOnly {
 		if i := int(d.chosen); i >= 0 && i < len(terms) {

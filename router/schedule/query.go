@@ -4,6 +4,7 @@ import (
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer/completion"
+	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
@@ -47,6 +48,8 @@ type Query struct {
 	Approx *kvindex.Overlap
 	// PromptTokens is exact or estimated; 0 unknown.
 	PromptTokens int
+	// Source is where the prompt's token ids are from, for the explain record.
+	Source tokenize.Source
 	// ApproxBlockTokens is the number of tokens per block of Approx.
 	ApproxBlockTokens int
 	// MaxTokens is the client's limit; 0 unknown.

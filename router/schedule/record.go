@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/zeebo/xxh3"
+
+	"sluice/router/tokenize"
 )
 
 // Bounds of one record; anything beyond is counted but not kept.
@@ -143,6 +145,7 @@ type decision struct {
 	races      int32
 	session    uint32 // Query.SessionID
 	leg        LegKind
+	source     tokenize.Source
 	atSession  bool // the session decided between ranks that were equally good
 }
 
@@ -276,7 +279,7 @@ func (b *recordRing) addDecision(q *Query, f *choiceContext, sc *scratch, ok boo
 	}
 	d := decision{at: time.Duration(f.now - r.started), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
 		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), chosen: -1, races: int32(races),
-		session: q.SessionID, atSession: sc.atSession}
+		session: q.SessionID, atSession: sc.atSession, source: q.Source}
 	terms := sc.candidates
 	if ok {
 		for i := range terms {

@@ -118,7 +118,7 @@ func TestEstimates(t *testing.T) {
 }
 
 func TestSourceNames(t *testing.T) {
-	for s, want := range map[Source]string{None: "none", FromRequest: "ids", FromCache: "cache", FromEngine: "engine", FromText: "text", 99: "unknown"} {
+	for s, want := range map[Source]string{None: "none", FromRequest: "request", FromCache: "cache", FromEngine: "engine", FromText: "text", FromNative: "native", 99: "unknown"} {
 		if s.String() != want {
 			t.Errorf("Source(%d) is %q, want %q", s, s, want)
 		}

@@ -24,9 +24,9 @@ const (
 	numSources
 )
 
-var sourceNames = [numSources]string{"none", "ids", "cache", "engine", "text", "native"}
+var sourceNames = [numSources]string{"none", "request", "cache", "engine", "text", "native"}
 
-// String returns the name used in metrics and explain records: "ids", "cache", "engine", "text",
+// String returns the name used in metrics and explain records: "request", "cache", "engine", "text",
 // "native" or "none".
 func (s Source) String() string {
 	if s < numSources {

@@ -78,6 +78,10 @@ func TestTokenSources(t *testing.T) {
 			if n := r.Metric(`sluice_prompts_total{source="` + k.source + `"}`); n == 0 {
 				t.Errorf("no prompt's tokens came from %s", k.source)
 			}
+			id := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf("explained "+k.mode)).Header.Get("X-Request-Id")
+			if got := r.Explain(t, id).Decisions[0].PromptSource; got != k.source {
+				t.Errorf("the explain record says %q, want %q", got, k.source)
+			}
 		})
 	}
 	t.Run("ids", func(t *testing.T) {
