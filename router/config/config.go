@@ -558,7 +558,7 @@ type Registration struct {
 type Tokens struct {
 	Mode           string        `yaml:"mode" oneof:"auto engine text ids"`     // source of token ids if the request has none: auto (the engine, else text), engine, text, ids [auto]
 	CacheBytes     int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
-	Timeout        time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize; then text mode [250ms]
+	Timeout        time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize, then text mode; also of one call of the tokenizer library, then the engine is asked [250ms]
 	Native         string        `yaml:"native" oneof:"off configured auto"`    // models whose prompts the tokenizer library tokenizes, if it is installed: those with models.NAME.tokenizer (configured), also those whose vLLM engine reports a folder that the router can read (auto), or none (off) [configured]
 	VerifyRatio    float64       `yaml:"verify_ratio" min:"0" max:"1"`          // share of natively tokenized prompts that are compared with the engine's ids in the background, besides the first of each API with each engine; 0: only those [0.01]
 	MaxEngineBytes int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]

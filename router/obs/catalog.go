@@ -151,7 +151,7 @@ var Catalog = []Family{
 	{"sluice_kv_rank_transfers_total", "counter", "from, to", "Reported KV transfers between two ranks; only the first 1,024 pairs have series."},
 	{"sluice_kv_rank_transfer_bytes_per_second", "gauge", "from, to", "Moving average of the bandwidth of transfers of at least 64 KiB."},
 	{"sluice_kv_rank_transfer_token_seconds", "gauge", "from, to", "Moving average of the transfer time per prompt token; absent after two minutes without a transfer. From the fourth transfer on the scheduler uses it for the pair."},
-	{"sluice_prompts_total", "counter", "source", "Prompts by the source of their token ids (request, cache, engine; text: no ids, routed by text; none: neither)."},
+	{"sluice_prompts_total", "counter", "source", "Prompts by the source of their token ids (request; native: this process; cache, engine: an engine's /tokenize; text: no ids, routed by text; none: neither)."},
 	{"sluice_tokenizer_coalesced_total", "counter", "", "Prompts that waited for the lookup of an identical prompt."},
 	{"sluice_tokenizer_backed_off_total", "counter", "", "Prompts not sent to an engine's /tokenize because it had just failed."},
 	{"sluice_tokenizer_refused_total", "counter", "", "Lookups that an engine answered with a 4xx."},
