@@ -16,16 +16,29 @@ import (
 // forEachField calls f for each field that a single text can set: the scalars and lists of strings
 // outside of workers, models and other lists of entries.
 func forEachField(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
+	forAll(v, path, func(path string, v reflect.Value, tag reflect.StructTag) {
+		if !hasEntries(v) {
+			f(path, v, tag)
+		}
+	})
+}
+
+// forAll calls f for each field of v and its structs, but not for those within entries.
+func forAll(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
 	for _, field := range fieldsOf(v.Type()) {
 		sub, fv := joinPath(path, field.Tag.Get("yaml")), v.FieldByIndex(field.Index)
-		switch {
-		case fv.Kind() == reflect.Struct:
-			forEachField(fv, sub, f)
-		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
-		default:
-			f(sub, fv, field.Tag)
+		if fv.Kind() == reflect.Struct {
+			forAll(fv, sub, f)
+			continue
 		}
+		f(sub, fv, field.Tag)
 	}
+}
+
+// hasEntries reports whether the field v has entries with fields of their own, which no single text can
+// set.
+func hasEntries(v reflect.Value) bool {
+	return v.Kind() == reflect.Map || v.Kind() == reflect.Pointer || v.Kind() == reflect.Slice && v.Type().Elem().Kind() != reflect.String
 }
 
 // set parses text into the field at path. from is the flag or environment variable that errors name.

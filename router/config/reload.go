@@ -103,7 +103,8 @@ func (c *Config) Changes(next *Config) []Change {
 func (c *Config) Apply(next *Config) (*Config, error) {
 	merged := *c
 	merged.origins = next.origins
-	forEachField(reflect.ValueOf(next).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
+	// Lists of entries, such as admission.classes, are copied like other fields.
+	forAll(reflect.ValueOf(next).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
 		if Reloadable(path) {
 			at(&merged, path).Set(v)
 		}
@@ -202,9 +203,12 @@ func (d *changeCollector) field(a, b reflect.Value, path string, tag reflect.Str
 		if d.old.CanReloadKeys(d.next) {
 			effect = Applied
 		}
-		d.entries(a, b, path, effect, func(v reflect.Value) string { return v.FieldByName("Name").String() })
+		d.entries(a, b, path, effect, entryName)
 	case path == "discovery.dns":
-		d.entries(a, b, path, Restart, func(v reflect.Value) string { return v.FieldByName("Name").String() })
+		d.entries(a, b, path, Restart, entryName)
+	case path == "admission.classes":
+		d.order(a, b, path, Applied, entryName)
+		d.entries(a, b, path, Applied, entryName)
 	case path == "models":
 		d.models(a, b)
 	case a.Kind() == reflect.Struct:
@@ -213,6 +217,23 @@ func (d *changeCollector) field(a, b reflect.Value, path string, tag reflect.Str
 		d.walk(a.Elem(), b.Elem(), path, within)
 	default:
 		d.add(path, fieldText(a, tag), fieldText(b, tag), applied)
+	}
+}
+
+// order compares the order of two lists whose entries are identified by key.
+func (d *changeCollector) order(a, b reflect.Value, path string, effect Effect, key func(reflect.Value) string) {
+	names := func(v reflect.Value) string {
+		list := make([]string, v.Len())
+		for i := range list {
+			list[i] = key(v.Index(i))
+		}
+		if len(list) == 0 {
+			return ""
+		}
+		return "[" + strings.Join(list, ", ") + "]"
+	}
+	if was, is := names(a), names(b); was != is {
+		d.add(path, was, is, effect == Applied)
 	}
 }
 
@@ -275,6 +296,8 @@ func (d *changeCollector) models(a, b reflect.Value) {
 		}
 	}
 }
+
+func entryName(v reflect.Value) string { return v.FieldByName("Name").String() }
 
 // workerName returns a worker's id, or its URL if it has none.
 func workerName(v reflect.Value) string {

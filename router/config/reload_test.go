@@ -90,6 +90,85 @@ models: {m: {pd: {lease: 25s}}}
 	}
 }
 
+// TestApplyTakesListsOfEntries: a running router takes over every list of entries, or it is said why not.
+// Such lists, unlike other fields, are not found by the paths of print-defaults.
+func TestApplyTakesListsOfEntries(t *testing.T) {
+	lists := 0
+	forAll(reflect.ValueOf(Default()).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
+		if !hasEntries(v) {
+			return
+		}
+		lists++
+		next := Default()
+		field, why := at(next, path), restartReason(path)
+		switch v.Kind() {
+		case reflect.Slice:
+			field.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			if name := field.Index(0).FieldByName("Name"); name.IsValid() {
+				name.SetString("a")
+			}
+			if path == "workers" {
+				next.Workers[0].URL = "http://10.0.0.1:8000"
+			}
+		case reflect.Map:
+			field.Set(reflect.MakeMap(v.Type()))
+			field.SetMapIndex(reflect.ValueOf("a").Convert(v.Type().Key()), reflect.New(v.Type().Elem()).Elem())
+		case reflect.Pointer:
+			field.Set(reflect.New(v.Type().Elem()))
+		}
+		if path == "api_keys" || path == "models" { // it depends on the change: TestEnablingKeysNeedsRestart, TestChangingFamilyNeedsRestart
+			return
+		}
+		now := Default()
+		merged, err := now.Apply(next)
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			return
+		}
+		if applied := reflect.DeepEqual(at(merged, path).Interface(), field.Interface()); applied != (why == "") {
+			t.Errorf("%s: applied is %v, and the reason against it is %q", path, applied, why)
+		}
+		for _, c := range now.Changes(next) {
+			if strings.HasPrefix(c.Path, path) && (c.Effect == Applied) != (why == "") {
+				t.Errorf("%+v; the reason against it is %q", c, why)
+			}
+		}
+	})
+	if lists < 6 {
+		t.Errorf("%d lists of entries; want all of them", lists)
+	}
+}
+
+// TestApplyClasses: classes are replaced, together with what refers to them, and changes name them.
+func TestApplyClasses(t *testing.T) {
+	old := parsed(t, "admission: {default_class: low, classes: [{name: high}, {name: low, max_wait: 1s}]}")
+	next := parsed(t, "admission: {default_class: batch, classes: [{name: low, min_share: 0.2}, {name: high}, {name: batch, priorities: [1..9]}]}")
+	merged, err := old.Apply(next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := merged.Changes(next); len(left) > 0 {
+		t.Errorf("not applied: %v", left)
+	}
+	var got []string
+	for _, c := range old.Changes(next) {
+		got = append(got, string(c.Effect)+" "+c.Path+": "+c.Old+" -> "+c.New)
+	}
+	want := []string{
+		`applied admission.default_class: low -> batch`,
+		`applied admission.classes: [high, low] -> [low, high, batch]`,
+		`applied admission.classes["low"].min_share: 0 -> 0.2`,
+		`applied admission.classes["low"].max_wait: 1s -> 0s`,
+		`applied admission.classes["batch"]:  -> {name: batch, priorities: [1..9]}`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+	if old.Admission.Classes[0].Name != "high" {
+		t.Error("what ran before was changed")
+	}
+}
+
 // Fields that need a restart stay unchanged, and new fields must be consistent with them.
 func TestApplyChecksMergedConfig(t *testing.T) {
 	const socket = "engine_api: {unix_socket: /run/s}\n"

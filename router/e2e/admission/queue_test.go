@@ -433,6 +433,9 @@ func soakWithFullQueue(t *testing.T, roles []string) {
 		if _, err := r.Reload(context.Background(), false); err != nil {
 			t.Fatal(err)
 		}
+		if left, err := r.Reload(context.Background(), true); err != nil || len(left) > 0 {
+			t.Errorf("not in effect after a reload: %v, %v", left, err)
+		}
 		lost, id := engines[i%len(engines)], fmt.Sprintf("w%d", i%len(engines))
 		lost.Crash()
 		testwait.UntilWithin(t, 30*time.Second, "the worker is lost", func() bool { return r.State(id) != worker.Ready })
