@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"sluice/dataplane/jsonscan"
 	"sluice/router/admin"
+	"sluice/router/pd"
 	"sluice/router/schedule"
 )
 
@@ -68,19 +70,20 @@ func runExplain(ctx context.Context, target routerFlags, id string, asJSON bool,
 		fmt.Fprintf(stdout, "%s\n", jsonscan.EscapeUnprintable(b.Bytes()))
 		return 0
 	}
-	writeRecord(stdout, rec)
+	writeRecord(stdout, rec, c.Timeline(ctx, id))
 	return 0
 }
 
 // writeRecord prints a record. Text that clients and engines can influence is printed without characters that
-// a terminal interprets.
-func writeRecord(w io.Writer, rec *schedule.Record) {
+// a terminal interprets. t is the request's timeline, nil if there is none.
+func writeRecord(w io.Writer, rec *schedule.Record, t *admin.Timeline) {
 	fmt.Fprintf(w, "Request %s, %s, policy %s\n", oneLine(rec.RequestID), rec.Started.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
+	writeClass(w, rec, t)
 	for i := range rec.Joint {
 		writePair(w, &rec.Joint[i])
 	}
 	for i := range rec.Decisions {
-		writeDecision(w, &rec.Decisions[i])
+		writeDecision(w, &rec.Decisions[i], exclusionReasons(rec, i))
 	}
 	if rec.Dropped > 0 {
 		fmt.Fprintf(w, "\n%d more decisions were not kept.\n", rec.Dropped)
@@ -94,8 +97,75 @@ func writeRecord(w io.Writer, rec *schedule.Record) {
 	writeOutcome(w, rec.Outcome)
 	for i := range rec.Earlier {
 		fmt.Fprint(w, "\nAn earlier request of the same id:\n")
-		writeRecord(w, &rec.Earlier[i])
+		writeRecord(w, &rec.Earlier[i], t)
 	}
+}
+
+// writeClass prints the admission class and tenant of the request, and where it began to wait. Records have
+// none of them, because a note of each request would cost every request; timelines have.
+func writeClass(w io.Writer, rec *schedule.Record, t *admin.Timeline) {
+	if t == nil || t.Class == "" {
+		return
+	}
+	// The id may be that of several requests, of which t is one.
+	const rounding = time.Millisecond
+	ended := t.Received.Add(time.Duration(t.TotalMS * float64(time.Millisecond)))
+	if rec.Started.Before(t.Received.Add(-rounding)) || rec.Started.After(ended.Add(rounding)) {
+		return
+	}
+	fmt.Fprintf(w, "Class %s", oneLine(t.Class))
+	if t.Tenant != "" {
+		fmt.Fprintf(w, ", tenant %s", oneLine(t.Tenant))
+	}
+	position := 0
+	for i := range t.Spans {
+		position = max(position, t.Spans[i].Position)
+	}
+	if position > 0 {
+		fmt.Fprintf(w, "; it began to wait at place %d among the requests of its class and of higher ones", position)
+	} else {
+		fmt.Fprint(w, "; it did not wait for a rank")
+	}
+	fmt.Fprintln(w)
+}
+
+// exclusionReasons says why decision i had excluded ranks, by the notes of the record: a note is added for each
+// rank on which a leg has failed, and before a choice that leaves ranks out because of targets. What they do not
+// explain is left out for its load or state.
+func exclusionReasons(rec *schedule.Record, i int) string {
+	d := &rec.Decisions[i]
+	since := -1.0 // the choice before; the two of a joint choice are made at the same time
+	for j := i - 1; j >= 0 && since < 0; j-- {
+		if at := rec.Decisions[j].AtMS; at < d.AtMS {
+			since = at
+		}
+	}
+	failed, targets := map[string]bool{}, 0
+	for _, n := range rec.Notes {
+		if n.AtMS > d.AtMS {
+			continue
+		}
+		if count, _, found := strings.Cut(n.Text, " of "); found && n.AtMS > since && strings.Contains(n.Text, pd.LeftOutForTargets) {
+			targets, _ = strconv.Atoi(count)
+			continue
+		}
+		if what, _, found := strings.Cut(n.Text, " failed: "); found {
+			if _, rank, ofLeg := strings.Cut(what, " on "); ofLeg && !strings.Contains(rank, " ") {
+				failed[rank] = true
+			}
+		}
+	}
+	var reasons []string
+	if len(failed) > 0 {
+		reasons = append(reasons, "failed for this request")
+	}
+	if targets > 0 {
+		reasons = append(reasons, "expected to miss more of its targets")
+	}
+	if len(failed)+targets < d.Excluded {
+		reasons = append(reasons, "at a limit, without capacity, or not ready")
+	}
+	return strings.Join(reasons, "; ")
 }
 
 // costTerms are the columns of the candidates' table. Columns that are 0 for every candidate
@@ -165,7 +235,8 @@ var idSources = map[string]string{
 	"request": " (ids of the request)", "native": " (native ids)", "cache": " (ids of an engine, cached)", "engine": " (ids of an engine)", "text": " (estimated from the text)",
 }
 
-func writeDecision(w io.Writer, d *schedule.Decision) {
+// writeDecision prints a choice. excluded says why ranks were excluded.
+func writeDecision(w io.Writer, d *schedule.Decision, excluded string) {
 	chosen := d.Chosen
 	if chosen == "" {
 		chosen = "none: no candidate was left"
@@ -173,7 +244,7 @@ func writeDecision(w io.Writer, d *schedule.Decision) {
 	fmt.Fprintf(w, "\n%s leg, attempt %d, at %.1f ms: %s\n", strings.ToUpper(d.Leg[:1])+d.Leg[1:], d.Attempt, d.AtMS, chosen)
 	fmt.Fprintf(w, "  %s%s, about %d to come; %s", english.Plural(d.PromptTokens, "prompt token", ""), idSources[d.PromptSource], d.OutputTokens, english.Plural(d.Candidates, "candidate", ""))
 	if d.Excluded > 0 {
-		fmt.Fprintf(w, ", %d excluded (failed for this request)", d.Excluded)
+		fmt.Fprintf(w, ", %d excluded (%s)", d.Excluded, excluded)
 	}
 	if len(d.Shown) < d.Candidates {
 		fmt.Fprintf(w, ", the best %d shown", len(d.Shown))

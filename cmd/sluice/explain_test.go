@@ -14,6 +14,7 @@ import (
 	"sluice/router/admin"
 	"sluice/router/fleet"
 	"sluice/router/obs"
+	"sluice/router/pd"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -70,8 +71,8 @@ func TestExplain(t *testing.T) {
 		ranks = append(ranks, worker.New(worker.Spec{ID: id}).Ranks[0])
 	}
 	ranks[2].PrefillTokens.Store(500)
-	s.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: ranks, Excluded: ranks[:1], PromptTokens: 1000, RequestID: "req-1", Attempt: 2})
 	s.AddNote("req-1", "prefill on p1/0 failed: connection refused")
+	s.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: ranks, Excluded: ranks[:1], PromptTokens: 1000, RequestID: "req-1", Attempt: 2})
 	s.EndRecord("req-1", schedule.Outcome{Status: 200, CachedTokens: 64, PromptTokens: 1000, OutputTokens: 20, TTFT: 41500 * time.Microsecond, Total: 180 * time.Millisecond})
 	s.Choose(&schedule.Query{Leg: schedule.DecodeLeg, RequestID: "req-2", Attempt: 1})
 
@@ -79,7 +80,7 @@ func TestExplain(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("%d %s", code, stderr)
 	}
-	for _, want := range []string{"Request req-1", "Prefill leg, attempt 2", ": p2/0", "1 excluded", "→  p2/0   100.00", "150.00", "×  p1/0",
+	for _, want := range []string{"Request req-1", "Prefill leg, attempt 2", ": p2/0", "1 excluded (failed for this request)\n", "→  p2/0   100.00", "150.00", "×  p1/0",
 		"connection refused", "Ended: status 200 after 180.0 ms, first token after 41.5 ms; 1000 prompt tokens (64 cached as reported by the engine), 20 output tokens."} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -121,13 +122,67 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestExplainExclusions: the reason for excluded ranks is that of the choice, by the notes before it.
+func TestExplainExclusions(t *testing.T) {
+	const slow = " of 3 " + pd.LeftOutForTargets + ": the first token within 1s"
+	rec := schedule.Record{
+		Notes: []schedule.Note{{AtMS: 1, Text: "1" + slow}, {AtMS: 2, Text: "decode on d1/0 failed: migration on d2/0 failed: broken"}, {AtMS: 2.5, Text: "2" + slow}, {AtMS: 4, Text: "admission: waited"}},
+		Decisions: []schedule.Decision{
+			{Leg: "prefill", AtMS: 1, Excluded: 1},
+			{Leg: "decode", AtMS: 1.5, Excluded: 1},
+			{Leg: "decode", AtMS: 2.2, Excluded: 1},
+			{Leg: "decode", AtMS: 2.5, Excluded: 3},
+			{Leg: "decode", AtMS: 2.5, Excluded: 4},
+			{Leg: "decode", AtMS: 3, Excluded: 1},
+		},
+	}
+	for i, want := range []string{
+		"expected to miss more of its targets",
+		"at a limit, without capacity, or not ready",
+		"failed for this request",
+		"failed for this request; expected to miss more of its targets",
+		"failed for this request; expected to miss more of its targets; at a limit, without capacity, or not ready",
+		"failed for this request",
+	} {
+		if got := exclusionReasons(&rec, i); got != want {
+			t.Errorf("choice %d: %q; want %q", i, got, want)
+		}
+	}
+}
+
+// TestExplainClass: the class, the tenant and the place in the queue are shown, also of a request that did not
+// wait, and not those of another request with the same id.
+func TestExplainClass(t *testing.T) {
+	at := time.Now()
+	rec := schedule.Record{RequestID: "a", Started: at, Earlier: []schedule.Record{{RequestID: "a", Started: at.Add(-time.Minute)}}}
+	timeline := func(class, tenant string, position int) *admin.Timeline {
+		return &admin.Timeline{Request: admin.Request{Class: class, Tenant: tenant, TotalMS: 5}, Received: at.Add(-time.Millisecond), Spans: []admin.TimelineSpan{{Name: "queue", Position: position}}}
+	}
+	for want, line := range map[string]*admin.Timeline{
+		"":                         timeline("", "", 0),
+		"Class batch, tenant acme": timeline("batch", "acme", 0),
+		"Class batch; it did not wait for a rank\n":                                                     timeline("batch", "", 0),
+		"Class batch; it began to wait at place 3 among the requests of its class and of higher ones\n": timeline("batch", "", 3),
+	} {
+		var out bytes.Buffer
+		writeRecord(&out, &rec, line)
+		if n := strings.Count(out.String(), "Class"); !strings.Contains(out.String(), want) || n != min(len(want), 1) {
+			t.Errorf("want %q once in\n%s", want, &out)
+		}
+	}
+	var out bytes.Buffer
+	if writeRecord(&out, &rec, nil); strings.Contains(out.String(), "Class") {
+		t.Errorf("without a timeline:\n%s", &out)
+	}
+}
+
 // TestExplainControlCharacters: text of clients and engines in a record does not reach a terminal's controls.
 func TestExplainControlCharacters(t *testing.T) {
 	const hostile = "a\x1b[2J\u009b31m\u202e\r\nb"
 	rec := schedule.Record{RequestID: hostile, Notes: []schedule.Note{{Text: hostile}}, Outcome: &schedule.OutcomeRecord{Status: 500, Reason: hostile}}
 	rec.Earlier = []schedule.Record{rec}
 	var out bytes.Buffer
-	writeRecord(&out, &rec)
+	writeRecord(&out, &rec, nil)
 	text := out.String()
 	if strings.Count(text, "a [2J 31m   b") != 6 {
 		t.Errorf("%q", text)
@@ -161,8 +216,8 @@ func TestUnreportedTokens(t *testing.T) {
 // TestOneOfEach: counts of one are written in the singular.
 func TestOneOfEach(t *testing.T) {
 	var out bytes.Buffer
-	writeDecision(&out, &schedule.Decision{Leg: "prefill", PromptTokens: 1, PromptSource: "native", Candidates: 1})
-	writeDecision(&out, &schedule.Decision{Leg: "decode", PromptTokens: 13, Candidates: 2})
+	writeDecision(&out, &schedule.Decision{Leg: "prefill", PromptTokens: 1, PromptSource: "native", Candidates: 1}, "")
+	writeDecision(&out, &schedule.Decision{Leg: "decode", PromptTokens: 13, Candidates: 2}, "")
 	writeOutcome(&out, &schedule.OutcomeRecord{Status: 200, PromptTokens: 1, CachedTokens: -1, OutputTokens: 1})
 	(&checkedServer{BlockSize: 16, EventRanks: 1, answered: true}).print(&out)
 	for _, want := range []string{

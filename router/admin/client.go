@@ -141,6 +141,15 @@ func (c *Client) Explain(ctx context.Context, id string) (*schedule.Record, []by
 	return &rec, body, nil
 }
 
+// Timeline returns the timeline of a finished request, nil if the router keeps none.
+func (c *Client) Timeline(ctx context.Context, id string) *Timeline {
+	var t Timeline
+	if c.get(ctx, "/admin/v1/timeline?id="+url.QueryEscape(id), &t) != nil {
+		return nil
+	}
+	return &t
+}
+
 // Workers returns the state of every worker.
 func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 	var v struct {

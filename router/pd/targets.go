@@ -144,12 +144,16 @@ func (q *request) hasTargets(query *schedule.Query) bool {
 	return len(query.Candidates) > 1 && (q.tpot > 0 && query.Leg != schedule.PrefillLeg || q.awaitsFirstToken() && query.Leg != schedule.DecodeLeg)
 }
 
+// LeftOutForTargets is in the note of an explain record, after the number of ranks, for ranks that a choice left
+// out because of the request's targets. sluice explain reads it.
+const LeftOutForTargets = "ranks were left out, because the request is expected to miss more of its targets there"
+
 // skipSlowRanks leaves ranks out on which the request is expected to miss more of its targets than on others. It
 // appends them to q.skipped and returns their number.
 func (q *request) skipSlowRanks(query *schedule.Query) int {
 	slow, usable, targets := q.appendSlowRanks(query)
 	if slow > 0 {
-		q.settings.Scheduler.AddNote(query.RequestID, fmt.Sprintf("%d of %d ranks were left out, because the request is expected to miss more of its targets there: %s", slow, usable, targets))
+		q.settings.Scheduler.AddNote(query.RequestID, fmt.Sprintf("%d of %d %s: %s", slow, usable, LeftOutForTargets, targets))
 	}
 	return slow
 }
