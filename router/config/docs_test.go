@@ -28,7 +28,7 @@ func TestDocs(t *testing.T) {
 		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +
 		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`.\nThese keys may follow a URL:\n\n```\n")
 	b.WriteString(KeyTable())
-	b.WriteString("```\n\n## All other fields\n\nDefaults are in brackets.\n\n`sluice reload` applies the fields marked ●, and the entries of workers.\nThe others need `sluice restart`, for the reason given.\n\n| field | what it is | reload |\n| --- | --- | --- |\n")
+	b.WriteString("```\n\n## All other fields\n\nDefaults are in brackets.\n\n`sluice reload` applies the fields marked ●, and the entries of workers.\n`[]` stands for each entry of a list, `NAME` for a name of your choice.\nThe others need `sluice restart`, for the reason given.\n\n| field | what it is | reload |\n| --- | --- | --- |\n")
 	fieldTable(t, &b)
 	b.WriteString("\n## Sample file\n\nEvery field that has a default, commented out:\n\n```yaml\n")
 	b.WriteString(Sample(nil))
@@ -45,6 +45,41 @@ func TestDocs(t *testing.T) {
 	}
 	if string(want) != b.String() {
 		t.Errorf("%s is not what the code says; run: go test ./router/config -run TestDocs -rewrite", path)
+	}
+}
+
+// TestDocsHaveEveryField: docs/config.md has a row for each field, those of lists' entries included.
+func TestDocsHaveEveryField(t *testing.T) {
+	text, err := os.ReadFile("../../docs/config.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	var walk func(v reflect.Type, prefix string)
+	walk = func(v reflect.Type, prefix string) {
+		for _, f := range fieldsOf(v) {
+			path, of := prefix+f.Tag.Get("yaml"), f.Type
+			if path == "workers" { // their keys have a table of their own
+				continue
+			}
+			if of.Kind() == reflect.Struct {
+				walk(of, path+".")
+				continue
+			}
+			if rows++; !strings.Contains(string(text), "\n| `"+path+"` | ") {
+				t.Errorf("docs/config.md has no row for %s", path)
+			}
+			switch {
+			case of.Kind() == reflect.Slice && of.Elem().Kind() == reflect.Struct:
+				walk(of.Elem(), path+"[].")
+			case of.Kind() == reflect.Map && of.Elem().Kind() == reflect.Struct:
+				walk(of.Elem(), path+".NAME.")
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config](), "")
+	if rows < 200 {
+		t.Errorf("%d fields; want all", rows)
 	}
 }
 
@@ -81,6 +116,22 @@ func fieldTable(t *testing.T, b *strings.Builder) {
 		}
 		return true
 	})
+	// entriesOf returns the struct of a list's or a map's entries, and how a path names one of them.
+	entriesOf := func(e ast.Expr) (st *ast.StructType, in string) {
+		switch e := e.(type) {
+		case *ast.ArrayType:
+			id, _ := e.Elt.(*ast.Ident)
+			if id != nil {
+				return structs[id.Name], "[]."
+			}
+		case *ast.MapType:
+			id, _ := e.Value.(*ast.Ident)
+			if id != nil {
+				return structs[id.Name], ".NAME."
+			}
+		}
+		return nil, ""
+	}
 	var walk func(prefix string, st *ast.StructType)
 	walk = func(prefix string, st *ast.StructType) {
 		for _, f := range st.Fields.List {
@@ -103,17 +154,25 @@ func fieldTable(t *testing.T, b *strings.Builder) {
 			for _, word := range goNames.FindAllString(what, -1) {
 				t.Errorf("config.go: the comment of field %s%s contains the Go name %s; name the key", prefix, name, word)
 			}
-			if name == "" || name == "-" || prefix == "" && (name == "workers" || name == "models") {
+			if name == "" || name == "-" || prefix == "" && name == "workers" { // its keys have a table of their own
 				continue
 			}
 			if what == "" {
 				t.Errorf("config.go: field %s%s has no comment", prefix, name)
 			}
-			mark := restartReason(prefix + name)
-			if Reloadable(prefix+name) || name == "api_keys" {
+			path, _, _ := strings.Cut(prefix+name, "[") // an entry's fields are like the list
+			group, _, _ := strings.Cut(path, ".")
+			mark := restartReason(path)
+			if Reloadable(path) || group == "api_keys" || group == "models" {
 				mark = "●"
 			}
+			if path == "models" && path == prefix+name {
+				mark = "●; not their names, nor a family"
+			}
 			b.WriteString("| `" + prefix + name + "` | " + strings.ReplaceAll(strings.ReplaceAll(what, "\n", " "), "|", "\\|") + " | " + mark + " |\n")
+			if entry, in := entriesOf(f.Type); entry != nil {
+				walk(prefix+name+in, entry)
+			}
 		}
 	}
 	walk("", structs["Config"])
