@@ -87,6 +87,21 @@ func (c *Config) checkAdmission(bad report) {
 	}
 }
 
+// preemptionUnused says why admission.preemption suspends no stream, "" if it can. It is not an error: a router
+// without classes may get them by a reload.
+func (a *Admission) preemptionUnused() string {
+	const without = "admission.preemption has no effect: "
+	switch {
+	case !a.Preemption:
+		return ""
+	case a.Mode != "fair":
+		return without + "requests have no classes with admission.mode " + a.Mode + "; want fair"
+	case len(a.Classes) < 2:
+		return without + "only streams of a lower class are suspended, and there is one class; want two or more in admission.classes"
+	}
+	return ""
+}
+
 func (c *Config) checkClasses(bad report) {
 	a := &c.Admission
 	if len(a.Classes) > MaxClasses {

@@ -417,3 +417,21 @@ func TestUnknownVariables(t *testing.T) {
 		}
 	}
 }
+
+// TestPreemptionUnused: preemption that cannot suspend a stream is warned of.
+func TestPreemptionUnused(t *testing.T) {
+	for text, want := range map[string]string{
+		"{preemption: true, classes: [{name: a}, {name: b}]}":             "",
+		"{classes: [{name: a}]}":                                          "",
+		"{preemption: true, mode: fifo, classes: [{name: a}, {name: b}]}": "admission.mode fifo",
+		"{preemption: true, mode: \"off\"}":                               "admission.mode off",
+		"{preemption: true, classes: [{name: a}]}":                        "there is one class",
+		"{preemption: true}":                                              "there is one class",
+	} {
+		c := parsed(t, "workers: [{url: \"http://10.0.0.1:8000\"}]\nadmission: "+text)
+		warned := strings.Join(c.Warnings(), "\n")
+		if has := strings.Contains(warned, "admission.preemption has no effect"); has != (want != "") || !strings.Contains(warned, want) {
+			t.Errorf("%s: the warnings are %q; want %q", text, warned, want)
+		}
+	}
+}

@@ -217,6 +217,9 @@ func (c *Config) Warnings() []string {
 	if why := c.SideChannelUnused(); why != "" {
 		out = append(out, why)
 	}
+	if why := c.Admission.preemptionUnused(); why != "" {
+		out = append(out, why)
+	}
 	return slices.Concat(out, c.openSockets(), c.warnSharedEndpoints(), c.inputWarnings)
 }
 
