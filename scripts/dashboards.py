@@ -105,6 +105,13 @@ DASHBOARDS = {
         ("Delay of goroutines", "s", [(f"histogram_quantile(0.99, sum by (le) (rate(go_sched_latencies_seconds_bucket{{{ROUTER}}}[$__rate_interval])))", "p99")], "Time that a goroutine waits for a core. Over some ms, the router needs more cores."),
         ("Restarts, panics", "short", [(f"sum(increase(sluice_panics_total{{{ROUTER}}}[1h]))", "panics in an hour"), (f"sum(increase(sluice_fd_limit_events_total{{{ROUTER}}}[1h]))", "events of the descriptor limit")], "Both should be 0."),
         ("Certificates", "s", [(f"sluice_certificate_expiry_timestamp_seconds{{{ROUTER}}} - time()", "{{instance}} clients"), (f"sluice_engine_api_certificate_expiry_timestamp_seconds{{{ROUTER}}} - time()", "{{instance}} engine API")], "Time until a certificate expires."),
+        # Two rows of the admission queue: the panels before fill theirs.
+        ("Waiting for admission", "short", [(f"sum by (class) (sluice_admission_waiting_requests{{{ROUTER}}})", "{{class}}"), (f"sum by (class) (sluice_admission_suspended_streams{{{ROUTER}}})", "{{class}}, suspended streams")], "Requests that no rank can start soon, by class, against admission.max_requests."),
+        ("Oldest wait for admission", "s", [(f"max by (class) (sluice_admission_oldest_wait_seconds{{{ROUTER}}})", "{{class}}")], "How long the first request of a class has waited. At admission.max_wait it is refused."),
+        ("Waits for admission", "s", quantiles("sluice_admission_wait_seconds", ROUTER, "le, class"), "Of requests that waited and were dispatched."),
+        ("Ended waits for admission", "reqps", [rate("sluice_admission_ended_total", ROUTER, "class, outcome")], "dispatched, or refused after a wait: displaced, timeout."),
+        ("Refused by admission", "reqps", [rate("sluice_admission_refused_total", ROUTER, "class, reason")], "By the reason in X-Sluice-Reason. Higher classes should have none."),
+        ("Waiting tenants", "short", [(f"topk(10, sum by (tenant) (sluice_admission_tenant_waiting_requests{{{ROUTER}}}))", "{{tenant}}")], "The ten tenants with the most waiting requests."),
         ("API keys", "reqps", [rate("sluice_api_key_requests_total", ROUTER, "key, outcome")], "Requests by key."),
         ("Tokens of API keys", "short", [rate("sluice_api_key_tokens_total", ROUTER, "key")], "Tokens per second charged to a key."),
     ]),

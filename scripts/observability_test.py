@@ -7,8 +7,9 @@
 TOOLS is the folder that scripts/prometheus.sh prints. The rest starts `bin/sluice demo` and a
 Prometheus that scrapes it and evaluates the rules, and runs the query of every panel of every
 dashboard: each must bring data back, but for the metrics in ABSENT. Beside it run a router with native
-histograms and traced requests, whose histograms and exemplars Prometheus must have, and one with what the
-demo has not: TLS, an API key, reports of transfers over ZMQ, engines that fail, and KV events that are lost.
+histograms and traced requests, whose histograms and exemplars Prometheus must have, one with what the
+demo has not: TLS, an API key, reports of transfers over ZMQ, engines that fail, and KV events that are lost,
+and one whose requests wait for admission.
 """
 import collections
 import glob
@@ -129,7 +130,7 @@ def check_live_rules(base):
                 fail(f"rule {rule['name']}: {rule['health']} {rule.get('lastError', '')}")
             elif rule["type"] == "recording" and not query(base, rule["name"]) and not uses_absent(rule["query"]):
                 fail(f"rule {rule['name']} records nothing")
-    firing = {s["metric"]["alertname"] for s in query(base, 'ALERTS{alertstate="firing",job!="exercised"}')}
+    firing = {s["metric"]["alertname"] for s in query(base, 'ALERTS{alertstate="firing",job!~"exercised|queueing"}')}
     if firing:
         fail(f"alerts fire in a healthy demo: {firing}")
     print("ok    the rules evaluate, and no alert fires")
@@ -142,12 +143,13 @@ def main():
     if "--rules" not in sys.argv[2:]:
         with tempfile.TemporaryDirectory(prefix="sluice-observability.") as work:
             demo = subprocess.Popen([os.path.join(ROOT, "bin", "sluice"), "demo", "--rate", "4", "--duration", "170s"], stdout=open(work + "/demo", "w"), stderr=subprocess.STDOUT)
-            prometheus = native = exercised = None
+            prometheus = native = exercised = queueing = None
             try:
                 await_("the demo's address", lambda: re.search(r"API +http://(\S+)/v1", open(work + "/demo").read()), 20)
                 router = re.search(r"API +http://(\S+)/v1", open(work + "/demo").read()).group(1)
                 native = Native(work)
                 exercised = Exercised(work)
+                queueing = Queueing(work)
                 # Shorter intervals than in production, so that the test takes a minute.
                 rules = re.sub(r"interval: 30s", "interval: 2s", open(os.path.join(FOLDER, "rules", "recording.yaml")).read())
                 open(work + "/recording.yaml", "w").write(rules)
@@ -157,13 +159,14 @@ def main():
                     "scrape_configs": [
                         {"job_name": "sluice", "static_configs": [{"targets": [router]}]},
                         {"job_name": "native", "always_scrape_classic_histograms": True, "static_configs": [{"targets": [native.address]}]},
+                        {"job_name": "queueing", "static_configs": [{"targets": [queueing.address]}]},
                         {"job_name": "exercised", "scheme": "https", "tls_config": {"ca_file": exercised.cert}, "static_configs": [{"targets": [exercised.address]}]},
                     ],
                 }, open(work + "/prometheus.yml", "w"))
                 prometheus = subprocess.Popen([os.path.join(tools, "prometheus"), "--config.file", work + "/prometheus.yml", "--storage.tsdb.path", work + "/data", "--web.listen-address", "127.0.0.1:0", "--log.level", "warn", "--enable-feature", "native-histograms,exemplar-storage"], stdout=open(work + "/log", "w"), stderr=subprocess.STDOUT)
                 await_("Prometheus' address", lambda: listening(prometheus.pid), 30)
                 base = "http://127.0.0.1:%d" % listening(prometheus.pid)
-                await_("the first scrapes", lambda: len(query(base, "up == 1")) == 3, 60)
+                await_("the first scrapes", lambda: len(query(base, "up == 1")) == 4, 60)
                 for _ in range(5):
                     native.traced_request()
                     time.sleep(1)
@@ -182,7 +185,7 @@ def main():
                     elif not page.endswith("# EOF\n"):
                         fail("OpenMetrics does not end with # EOF")
             finally:
-                for router in (native, exercised):
+                for router in (native, exercised, queueing):
                     if router:
                         router.close()
                 for process in (prometheus, demo):
@@ -242,6 +245,46 @@ class Native:
             if process:
                 process.terminate()
                 process.wait(20)
+
+
+class Queueing:
+    """A router whose engine takes one request at a time, with a queue of two, and more clients than that."""
+
+    def __init__(self, work):
+        self.ending, self.threads, self.processes, binary = threading.Event(), [], [], os.path.join(ROOT, "bin", "sluice")
+
+        def start(name, *arguments):
+            self.processes.append(subprocess.Popen([binary, *arguments], stdout=open(f"{work}/{name}", "w"), stderr=subprocess.DEVNULL))
+            return printed_address(f"{work}/{name}")
+
+        try:
+            engine = start("queueing-sim", "sim", "--listen", "127.0.0.1:0")
+            self.address = start("queueing", "serve", "--engine", "http://" + engine, "--listen", "127.0.0.1:0", "--admin", "off",
+                                 "--set", "limits.rank_requests=1", "--set", "admission.max_requests=2")
+            await_("a ready router", lambda: fetch(f"http://{self.address}/readyz"), 20)
+            for _ in range(4):
+                self.threads.append(threading.Thread(target=self.send, daemon=True))
+                self.threads[-1].start()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self):
+        body = {"model": "sim", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+        while not self.ending.is_set():
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"http://{self.address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}), timeout=20) as r:
+                    r.read()
+            except OSError:  # refused
+                self.ending.wait(0.2)
+
+    def close(self):
+        self.ending.set()
+        for thread in self.threads:
+            thread.join(30)
+        for process in reversed(self.processes):
+            process.terminate()
+            process.wait(20)
 
 
 class Exercised:
