@@ -38,7 +38,7 @@
 // sent ahead, or for an eighth once requests have waited for some seconds without a break.
 //
 // A request whose KV fits into no rank (NoRoom) lets others pass that need less, and they are not behind it in
-// forecasts. What keeps it from waiting for ever is the Starter's: it may keep a rank for the request.
+// forecasts. What keeps it from waiting without end is the Starter's: it may keep a rank for the request.
 //
 // A request on hold is in the Queue and counts in its bounds, but is not dispatched before it is released:
 // its session has no place among the active ones yet.
