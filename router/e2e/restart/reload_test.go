@@ -374,8 +374,9 @@ func TestThousandReloads(t *testing.T) {
 		latest = nil
 		for line := range strings.Lines(page.String()) {
 			name, _, _ := strings.Cut(line, "{")
-			// Series of learned rates appear once the router has learned them.
-			if strings.HasPrefix(name, "sluice_") && !(strings.HasPrefix(name, "sluice_rank_") && strings.HasSuffix(name, "_seconds")) {
+			// Series of learned rates appear once the router has learned them, those of waits with the first wait: on a
+			// busy machine an engine may have more work than it should for a moment.
+			if strings.HasPrefix(name, "sluice_") && !strings.HasPrefix(name, "sluice_admission_") && !(strings.HasPrefix(name, "sluice_rank_") && strings.HasSuffix(name, "_seconds")) {
 				series++
 				if id, _, _ := strings.Cut(line, " "); !names[id] {
 					names[id] = true
@@ -431,7 +432,7 @@ func TestThousandReloads(t *testing.T) {
 		return g2 <= goroutines
 	})
 	_, s2 = count()
-	if s2 > series+5 { // a few appear late, independent of reloads: engine reports, the first wait
+	if s2 > series+5 { // a few appear late, independent of reloads: engine reports
 		t.Errorf("%d series, %d before; new: %q", s2, series, latest)
 	}
 	if failed.Load() > 0 {
