@@ -45,10 +45,23 @@ type tokenizers struct {
 	again   bool              // what is wanted has changed since it began
 	reread  bool              // the files may have changed too
 	closed  bool
+	late    []lateModel // that have been loaded after all
 	ended   sync.WaitGroup
+	stop    chan struct{} // closed by close
 
+	patience  time.Duration           // how long others wait for a model that is being loaded
 	loaded    map[string]*loadedModel // of that goroutine
+	pending   map[string]modelFolder  // of that goroutine: what takes longer than patience to load
 	templates map[string]string       // of that goroutine: what the engines render with, by model; "": the folder's own
+}
+
+// loadPatience is more than any model takes to load from a disk that works.
+const loadPatience = 20 * time.Second
+
+// lateModel is a model for which the loader has not waited.
+type lateModel struct {
+	name  string
+	model *loadedModel
 }
 
 // modelFolder is where a model's files are, and how its servers render.
@@ -117,6 +130,7 @@ func newTokenizers(to *tokenize.Tokenizer, log *slog.Logger) *tokenizers {
 	}
 	return &tokenizers{
 		to: to, log: log, open: open, roots: map[string]string{}, loaded: map[string]*loadedModel{}, templates: map[string]string{},
+		stop: make(chan struct{}), patience: loadPatience, pending: map[string]modelFolder{},
 		servers:  func(string) []*worker.Worker { return nil },
 		template: func(*worker.Worker) (string, error) { return "", nil },
 	}
@@ -209,6 +223,7 @@ func (t *tokenizers) startLoading() {
 type wantedModels struct {
 	folders map[string]modelFolder
 	joined  []*worker.Worker
+	late    []lateModel
 	reread  bool
 	timeout time.Duration
 }
@@ -221,8 +236,8 @@ func (t *tokenizers) wanted() *wantedModels {
 		t.loading = false
 		return nil
 	}
-	want := &wantedModels{folders: map[string]modelFolder{}, joined: t.joined, reread: t.reread, timeout: t.set.Timeout}
-	t.again, t.reread, t.joined = false, false, nil
+	want := &wantedModels{folders: map[string]modelFolder{}, joined: t.joined, late: t.late, reread: t.reread, timeout: t.set.Timeout}
+	t.again, t.reread, t.joined, t.late = false, false, nil, nil
 	if t.set.Mode == "off" {
 		return want
 	}
@@ -253,6 +268,9 @@ func (t *tokenizers) loadAll() {
 		if want == nil {
 			return
 		}
+		for _, l := range want.late {
+			t.take(l, want)
+		}
 		for name, have := range t.loaded {
 			if _, ok := want.folders[name]; !ok {
 				delete(t.loaded, name)
@@ -269,6 +287,29 @@ func (t *tokenizers) loadAll() {
 	}
 }
 
+// take puts a model to use that was loaded late, if it is still the one that is wanted.
+func (t *tokenizers) take(l lateModel, want *wantedModels) {
+	if from, ok := t.pending[l.name]; !ok || from != l.model.from {
+		l.close()
+		return
+	}
+	delete(t.pending, l.name)
+	if want.folders[l.name] != l.model.from {
+		l.close()
+		t.publish(nil)
+		return
+	}
+	have := t.loaded[l.name]
+	t.loaded[l.name] = l.model
+	t.publish(have)
+}
+
+func (l lateModel) close() {
+	if l.model.model != nil {
+		l.model.model.Close()
+	}
+}
+
 func (t *tokenizers) isClosed() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -279,14 +320,23 @@ func (t *tokenizers) isClosed() bool {
 // take seconds. A model that is loaded is used until its successor is.
 func (t *tokenizers) update(name string, want *wantedModels) {
 	from, have := want.folders[name], t.loaded[name]
+	if p, ok := t.pending[name]; ok && p == from {
+		return // it is still being loaded
+	}
 	isNew := have == nil || have.from != from
 	if isNew || want.reread {
 		t.askTemplate(name, from, t.servers(name))
 	}
 	t.askTemplate(name, from, slices.DeleteFunc(slices.Clone(want.joined), func(w *worker.Worker) bool { return !serves(w, name) }))
 	if isNew || want.reread && (have.use == nil || have.content != from.fingerprint()) {
-		t.loaded[name] = t.load(name, from, want.timeout)
-		t.publish(have)
+		delete(t.pending, name)
+		if l := t.loadWithin(name, from, want.timeout); l != nil {
+			t.loaded[name] = l
+			t.publish(have)
+		} else {
+			t.pending[name] = from
+			t.publish(nil)
+		}
 		return
 	}
 	if have.use == nil {
@@ -296,7 +346,7 @@ func (t *tokenizers) update(name string, want *wantedModels) {
 	switch {
 	case have.template != t.templates[name]:
 		replaced := have.use
-		if t.use(have, name); have.use != nil && !want.reread { // a reload tries all models again
+		if t.use(have, name, t.templates[name]); have.use != nil && !want.reread { // a reload tries all models again
 			have.use.Follow(replaced)
 		}
 		t.publish(nil)
@@ -335,6 +385,9 @@ func (t *tokenizers) publish(replaced *loadedModel) {
 			failed[name] = l.failed
 		}
 	}
+	for name := range t.pending {
+		failed[name] = "it is still being loaded"
+	}
 	t.to.SetNatives(use)
 	t.to.SetFailed(failed)
 	if replaced != nil && replaced.model != nil {
@@ -342,8 +395,44 @@ func (t *tokenizers) publish(replaced *loadedModel) {
 	}
 }
 
-// load loads one model. What fails is logged, and tried again at the next reload.
-func (t *tokenizers) load(name string, from modelFolder, timeout time.Duration) *loadedModel {
+// loadWithin loads one model on a goroutine of its own, for which others do not wait longer than patience: a folder on
+// a disk that does not answer blocks it without end. It returns nil if the model is not loaded by then; the loader
+// gets it when it is.
+func (t *tokenizers) loadWithin(name string, from modelFolder, timeout time.Duration) *loadedModel {
+	// Without a buffer a model is received, or goes to late, but is never lost between the two.
+	loaded, left := make(chan *loadedModel), make(chan struct{})
+	template := t.templates[name]
+	go func() {
+		l := t.load(name, from, timeout, template)
+		select {
+		case loaded <- l:
+		case <-left:
+			late := lateModel{name, l}
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.closed {
+				late.close()
+				return
+			}
+			t.late = append(t.late, late)
+			t.startLoading()
+		}
+	}()
+	timer := time.NewTimer(t.patience)
+	defer timer.Stop()
+	select {
+	case l := <-loaded:
+		return l
+	case <-timer.C:
+		t.log.Warn("a tokenizer is still being loaded: the engines tokenize the model's prompts until it is", "model", name, "file", from.dir)
+	case <-t.stop:
+	}
+	close(left)
+	return nil
+}
+
+// load loads one model. What fails is logged, and tried again at the next reload. template is that of the servers.
+func (t *tokenizers) load(name string, from modelFolder, timeout time.Duration, template string) *loadedModel {
 	l := &loadedModel{from: from, content: from.fingerprint()}
 	library, err := t.open()
 	if err != nil {
@@ -357,15 +446,15 @@ func (t *tokenizers) load(name string, from modelFolder, timeout time.Duration) 
 		return l
 	}
 	l.model.SetTimeout(timeout)
-	if t.use(l, name); l.use != nil {
+	if t.use(l, name, template); l.use != nil {
 		t.log.Info("tokenizer loaded", "model", name, "file", from.dir)
 	}
 	return l
 }
 
 // use prepares a model to be used with the template of its servers.
-func (t *tokenizers) use(l *loadedModel, name string) {
-	l.template = t.templates[name]
+func (t *tokenizers) use(l *loadedModel, name, template string) {
+	l.template = template
 	var err error
 	if l.use, err = t.prepare(name, l); err != nil {
 		l.model.Close()
@@ -659,15 +748,31 @@ func processorTemplates(dir string, templates map[string]string) bool {
 	return false
 }
 
-// close stops loading and closes the models. Requests have ended.
+// close stops loading and closes the models. Requests have ended. It waits a few seconds for the loader, which may be
+// reading from a disk that does not answer; its models are then left to the end of the process.
 func (t *tokenizers) close() {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
-	t.closed = true
+	if !t.closed {
+		t.closed = true
+		close(t.stop)
+	}
 	t.mu.Unlock()
-	t.ended.Wait()
+	ended := make(chan struct{})
+	go func() {
+		t.ended.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(min(t.patience, 5*time.Second))
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+		t.log.Warn("the loader of tokenizers does not end")
+		return
+	}
 	t.to.SetNatives(nil)
 	t.to.SetFailed(nil)
 	for _, l := range t.loaded {

@@ -267,6 +267,42 @@ func TestModelsAreUsedAsTheyLoad(t *testing.T) {
 	ts.awaitModels(t, "a")
 }
 
+// TestStuckModel: a model whose folder does not answer is reported, holds up neither other models nor the end, and is
+// used when it has been loaded after all.
+func TestStuckModel(t *testing.T) {
+	d := &doubleLibrary{release: make(chan struct{})}
+	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
+	ts.patience = 20 * time.Millisecond
+	cfg := config.Default()
+	cfg.Models = map[string]config.Model{"a": {Tokenizer: modelDir(t, "slow", nil)}, "b": {Tokenizer: modelDir(t, "b", nil)}}
+	ts.configure(tokenizerSettingsOf(cfg))
+	testwait.Until(t, "the second model", func() bool {
+		s := to.NativeStates()
+		return len(s) == 2 && s[0].Model == "a" && s[0].Failed != "" && s[1].Failed == ""
+	})
+	if !log.has("still being loaded") {
+		t.Error("the log does not mention it")
+	}
+	d.release <- struct{}{}
+	ts.awaitModels(t, "a", "b")
+
+	cfg.Models = map[string]config.Model{"c": {Tokenizer: modelDir(t, "slow", nil)}}
+	ts.patience = time.Hour
+	ts.configure(tokenizerSettingsOf(cfg))
+	testwait.Until(t, "a and b are gone", func() bool { return len(to.NativeStates()) == 0 })
+	begin := time.Now()
+	ts.close()
+	if d := time.Since(begin); d > 4*time.Second {
+		t.Errorf("close took %v", d)
+	}
+	d.release <- struct{}{}
+	testwait.Until(t, "all models are closed", func() bool {
+		ts.mu.Lock()
+		defer ts.mu.Unlock()
+		return d.closed == 3
+	})
+}
+
 // TestServerTemplate: a model is rendered with the template that its engines report, which replaces the
 // folder's or is the only one; without a report it is the folder's. Only engines of models with a tokenizer
 // are asked.

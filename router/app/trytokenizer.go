@@ -23,7 +23,7 @@ func TryTokenizer(cfg *config.Config, name string) (string, error) {
 
 // try is TryTokenizer with a t that logs to notes and is used for nothing else.
 func (t *tokenizers) try(name string, from modelFolder, notes *loadNotes) (string, error) {
-	l, to := t.load(name, from, 0), t.to
+	l, to := t.load(name, from, 0, ""), t.to
 	if l.use == nil {
 		return "", errors.New(l.failed)
 	}
