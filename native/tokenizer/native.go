@@ -35,8 +35,8 @@ type Library struct {
 }
 
 // shortInput bounds the bytes of a call that is made on its caller's thread: handing it
-// to another one would take longer than the call. The bounds of a template's steps stop
-// it within a second.
+// to another one would take longer than the call. Such a call ends by itself: a template looks at the
+// time, each of its operations is bounded (src/bounds.rs), and so is the text that is encoded.
 const shortInput = 64 << 10
 
 // longInput bounds the bytes of a call that any of the threads makes. At most half of them make longer
@@ -264,7 +264,8 @@ type job struct {
 }
 
 // runHere makes a call on this thread. At most as many run at once as there are threads
-// for long calls.
+// for long calls. It has no timer of its own, and cannot be left: the library is told the timeout, and
+// ends soon after it (shortInput), so that a place is never lost.
 func (m *Model) runHere(verb string, call func() error) error {
 	select {
 	case m.library.here <- struct{}{}:

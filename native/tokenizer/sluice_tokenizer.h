@@ -104,8 +104,9 @@ int sluice_tok_info(const struct sluice_tok_model *model, uint32_t what, struct 
  *   add_generation_prompt, continue_final_message (true or the name of a field),
  *   chat_template_kwargs, and now (seconds since 1970, the time of strftime_now). Other
  *   members are errors.
- * timeout_ns: the time after which the template is stopped at its next output; 0 for
- *   none. The number of its steps is bounded in any case. */
+ * timeout_ns: the time after which the template is stopped: at its next output, step of a
+ *   loop, filter or method; 0 for none. Its steps, and the depth and size of its expressions
+ *   and values, are bounded in any case, so that the stack does not overflow. */
 int sluice_tok_render(const struct sluice_tok_model *model, const uint8_t *template_text, size_t template_len,
                       const uint8_t *input, size_t input_len, uint64_t timeout_ns,
                       struct sluice_tok_result *out);

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use minijinja::value::{Value, ValueKind};
 
+use crate::bounds::work;
 use crate::error::{Error, Result};
 use crate::value::{Dict, Key, List};
 
@@ -116,7 +117,7 @@ impl<'a> Parser<'a> {
         self.space();
         if self.peek() == b']' {
             self.at += 1;
-            return Ok(Value::from_object(List(list)));
+            return Ok(Value::from_object(List::new(list)));
         }
         loop {
             list.push(self.value(depth + 1)?);
@@ -125,7 +126,7 @@ impl<'a> Parser<'a> {
                 b',' => self.at += 1,
                 b']' => {
                     self.at += 1;
-                    return Ok(Value::from_object(List(list)));
+                    return Ok(Value::from_object(List::new(list)));
                 }
                 _ => return Err(self.fail("no comma or bracket")),
             }
@@ -345,6 +346,9 @@ impl Writer<'_> {
     fn value(&mut self, v: &Value, depth: usize) -> Written {
         if depth > 2 * MAX_DEPTH {
             return Err("tojson: more than 256 levels".into());
+        }
+        if !work(2) {
+            return Err("tojson: the rendering was stopped".into());
         }
         if self.out.len() > self.limit {
             return Err("tojson: the result is too long".into());

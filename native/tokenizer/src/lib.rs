@@ -1,6 +1,7 @@
 //! Chat templates and tokenizers with the C ABI of `sluice_tokenizer.h`, which is the
 //! documentation of every function here. No panic leaves the library.
 
+mod bounds;
 mod class;
 mod convert;
 mod encoder;

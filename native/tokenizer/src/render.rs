@@ -12,9 +12,10 @@ use minijinja::value::{Enumerator, Kwargs, Object, ObjectExt, ObjectRepr, Value,
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error as JinjaError, ErrorKind, State, UndefinedBehavior};
 
+use crate::bounds::{self, charge, work};
 use crate::error::{Code, Error, Result};
 use crate::json;
-use crate::value::{DICT_METHODS, Dict, List, SUBSCRIPT, write_str};
+use crate::value::{DICT_METHODS, Dict, List, SUBSCRIPT, write_repr, write_str};
 
 /// The name under which every compiled template is kept.
 const NAME: &str = "template";
@@ -70,7 +71,9 @@ impl Template {
         let i = SIZES.iter().position(|s| size <= *s).unwrap_or(SIZES.len() - 1);
         if self.envs[i].get().is_none() {
             let mut env = environment(fuel(SIZES[i]));
-            env.add_template_owned(NAME, mark_subscripts(generation_blocks(&line_feeds(&self.source)))).map_err(|e| Error::template(describe(&e)))?;
+            let source = mark_subscripts(generation_blocks(&line_feeds(&self.source)));
+            let source = bounds::rewrite(&source, NAME, env.syntax())?;
+            env.add_template_owned(NAME, source).map_err(|e| Error::template(describe(&e)))?;
             let _ = self.envs[i].set(env); // another thread may have been faster
         }
         self.envs[i].get().ok_or_else(|| Error::new(Code::Panic, "no environment"))
@@ -82,13 +85,12 @@ impl Template {
         let t = self.env(request.size)?.get_template(NAME).map_err(|e| Error::template(describe(&e)))?;
         // A rendered text is mostly a little longer than the strings of its request.
         let capacity = (request.size + request.size / 8).min(limits.output);
-        let mut out = Bounded { text: Vec::with_capacity(capacity), limits, calls: 0, failed: None };
-        CALL.with(|c| c.set(Some(Call { now: request.now, output: limits.output })));
+        let mut out = Bounded { text: Vec::with_capacity(capacity), limits };
+        bounds::begin(bounds::Call { now: request.now, output: limits.output, size: request.size, deadline: limits.deadline });
         let done = t.render_captured_to(Value::from_object(root), &mut out).map(|_| ());
-        CALL.with(|c| c.set(None));
-        if let Some(code) = out.failed {
+        if let Some(code) = bounds::end() {
             return Err(match code {
-                Code::Limit => Error::new(code, format!("the text has more than {} bytes", limits.output)),
+                Code::Limit => Error::new(code, format!("the template writes more than {} bytes or reads too much", limits.output)),
                 _ => Error::new(code, "the template ran past its deadline"),
             });
         }
@@ -108,34 +110,19 @@ impl Template {
     }
 }
 
-/// What the functions of a template need of the call, which runs on one thread.
-#[derive(Clone, Copy)]
-struct Call {
-    now: Option<i64>,
-    output: usize,
-}
-
-thread_local! {
-    static CALL: std::cell::Cell<Option<Call>> = const { std::cell::Cell::new(None) };
-}
-
 /// The text of a rendering, within its bounds.
 struct Bounded {
     text: Vec<u8>,
     limits: Limits,
-    calls: u32,
-    failed: Option<Code>,
 }
 
 impl std::io::Write for Bounded {
     fn write(&mut self, b: &[u8]) -> std::io::Result<usize> {
         if self.text.len() + b.len() > self.limits.output {
-            self.failed = Some(Code::Limit);
+            bounds::fail(Code::Limit);
             return Err(std::io::ErrorKind::OutOfMemory.into());
         }
-        self.calls += 1;
-        if self.calls.is_multiple_of(64) && self.limits.deadline.is_some_and(|d| Instant::now() > d) {
-            self.failed = Some(Code::Deadline);
+        if !work(4) {
             return Err(std::io::ErrorKind::TimedOut.into());
         }
         self.text.extend_from_slice(b);
@@ -159,7 +146,7 @@ fn raised(e: &JinjaError) -> Option<String> {
 }
 
 /// The text of another error.
-fn describe(e: &JinjaError) -> String {
+pub fn describe(e: &JinjaError) -> String {
     let mut text = format!("{e}");
     let mut cause = std::error::Error::source(e);
     while let Some(c) = cause {
@@ -256,16 +243,30 @@ fn environment(fuel: u64) -> Environment<'static> {
     env.set_recursion_limit(100);
     env.set_fuel(Some(fuel));
     env.set_formatter(|out, _, v| {
-        write_str(out, v).map_err(|_| JinjaError::new(ErrorKind::WriteFailure, "cannot write"))
+        // What a macro or a block captures does not pass the bound of the output.
+        let mut out = Limited { out, left: output_limit() };
+        write_str(&mut out, v).map_err(|_| JinjaError::new(ErrorKind::WriteFailure, "cannot write"))
     });
+    bounds::install(&mut env);
     env.set_unknown_method_callback(method);
-    env.add_function("raise_exception", |text: Value| -> std::result::Result<Value, JinjaError> {
-        Err(JinjaError::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(to_text(&text))))
+    env.add_function("raise_exception", |state: &State, text: Value| -> std::result::Result<Value, JinjaError> {
+        Err(JinjaError::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(written(state, &text)?)))
     });
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |v: Value| if v.kind() == ValueKind::String { v } else { Value::from(to_text(&v)) });
-    env.add_filter("trim", |v: Value, chars: Option<Value>| trim(&to_text(&v), chars.as_ref(), true, true));
+    env.add_filter("string", |state: &State, v: Value| match v.kind() {
+        ValueKind::String => Ok(v),
+        _ => written(state, &v).map(Value::from),
+    });
+    env.add_filter("pprint", |state: &State, v: Value| -> std::result::Result<String, JinjaError> {
+        let text = limited(|out| write_repr(out, &v))?;
+        charge(state, text.len())?;
+        Ok(text)
+    });
+    env.add_filter("trim", |state: &State, v: Value, chars: Option<Value>| match v.as_str() {
+        Some(s) => trim(state, s, chars.as_ref(), true, true),
+        None => trim(state, &written(state, &v)?, chars.as_ref(), true, true),
+    });
     env.add_filter("indent", indent);
     env.add_test("sequence", |v: Value| {
         matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
@@ -278,13 +279,38 @@ fn environment(fuel: u64) -> Environment<'static> {
 }
 
 /// What Python's `str` gives.
-fn to_text(v: &Value) -> String {
-    let mut s = String::new();
-    let _ = write_str(&mut s, v);
-    s
+fn written(state: &State, v: &Value) -> std::result::Result<String, JinjaError> {
+    let text = limited(|out| write_str(out, v))?;
+    charge(state, text.len())?;
+    Ok(text)
 }
 
-fn tojson(v: Value, kwargs: Kwargs) -> std::result::Result<Value, JinjaError> {
+fn limited(write: impl FnOnce(&mut dyn Write) -> fmt::Result) -> std::result::Result<String, JinjaError> {
+    let mut text = String::new();
+    match write(&mut Limited { out: &mut text, left: output_limit() }) {
+        Ok(()) => Ok(text),
+        Err(_) => Err(JinjaError::new(ErrorKind::WriteFailure, "cannot write")),
+    }
+}
+
+/// Writes at most as many bytes as are left.
+struct Limited<'a, W: Write + ?Sized> {
+    out: &'a mut W,
+    left: usize,
+}
+
+impl<W: Write + ?Sized> Write for Limited<'_, W> {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        let Some(left) = self.left.checked_sub(s.len()) else {
+            bounds::fail(Code::Limit);
+            return Err(fmt::Error);
+        };
+        self.left = left;
+        self.out.write_str(s)
+    }
+}
+
+fn tojson(state: &State, v: Value, kwargs: Kwargs) -> std::result::Result<Value, JinjaError> {
     let mut o = json::Dumps::default();
     o.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     o.sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
@@ -306,9 +332,9 @@ fn tojson(v: Value, kwargs: Kwargs) -> std::result::Result<Value, JinjaError> {
         }
     }
     kwargs.assert_all_used()?;
-    json::dumps(&v, &o, output_limit())
-        .map(Value::from)
-        .map_err(|e| JinjaError::new(ErrorKind::InvalidOperation, e))
+    let text = json::dumps(&v, &o, output_limit()).map_err(|e| JinjaError::new(ErrorKind::InvalidOperation, e))?;
+    charge(state, text.len())?;
+    Ok(Value::from(text))
 }
 
 /// Jinja's `indent`. A final line break stays.
@@ -328,7 +354,8 @@ fn indent(v: Value, width: Option<Value>, first: Option<bool>, blank: Option<boo
             _ => return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: want a number or a string")),
         },
     };
-    let text = to_text(&v) + "\n";
+    let text = limited(|out| write_str(out, &v))? + "\n";
+    bounds::check_bytes(text.len())?;
     let lines = split_lines(&text);
     if text.len().saturating_add(lines.len().saturating_mul(by.len() + 1)) > output_limit() {
         return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: the result is too long"));
@@ -364,7 +391,7 @@ fn split_lines(text: &str) -> Vec<&str> {
 }
 
 fn output_limit() -> usize {
-    CALL.with(|c| c.get()).map_or(1 << 20, |c| c.output)
+    bounds::call().map_or(1 << 20, |c| c.output)
 }
 
 /// The local time, as C's `strftime` writes it, which is what Python uses.
@@ -378,7 +405,7 @@ fn strftime_now(format: String) -> std::result::Result<String, JinjaError> {
     }
     // %f is Python's own: microseconds, which no prompt can rely on.
     let format = std::ffi::CString::new(format.replace("%f", "000000")).map_err(|_| bad("the format has a NUL"))?;
-    let now = match CALL.with(|c| c.get()).and_then(|c| c.now) {
+    let now = match bounds::call().and_then(|c| c.now) {
         Some(t) => t as libc::time_t,
         // SAFETY: time accepts a null pointer.
         None => unsafe { libc::time(std::ptr::null_mut()) },
@@ -402,7 +429,7 @@ fn is_space(c: char) -> bool {
 }
 
 /// `str.strip`, `lstrip` and `rstrip`.
-fn trim(s: &str, chars: Option<&Value>, left: bool, right: bool) -> Value {
+fn trim(state: &State, s: &str, chars: Option<&Value>, left: bool, right: bool) -> std::result::Result<Value, JinjaError> {
     let set = chars.filter(|v| v.kind() == ValueKind::String).and_then(|v| v.as_str());
     let drop = |c: char| match set {
         Some(set) => set.contains(c),
@@ -415,16 +442,23 @@ fn trim(s: &str, chars: Option<&Value>, left: bool, right: bool) -> Value {
     if right {
         t = t.trim_end_matches(drop);
     }
-    Value::from(t)
+    // Each character that is dropped has been looked for in the set.
+    let looked = (s.len() - t.len()).saturating_mul(1 + set.map_or(0, str::len));
+    charge(state, looked)?;
+    Ok(Value::from(t))
 }
 
 /// Methods of Python's types that minijinja-contrib lacks or does differently.
 fn method(state: &mut State, v: &Value, name: &str, args: &[Value]) -> std::result::Result<Value, JinjaError> {
     if let Some(s) = v.as_str() {
         match (name, args.len()) {
-            ("strip", 0 | 1) => return Ok(trim(s, args.first(), true, true)),
-            ("lstrip", 0 | 1) => return Ok(trim(s, args.first(), true, false)),
-            ("rstrip", 0 | 1) => return Ok(trim(s, args.first(), false, true)),
+            ("strip", 0 | 1) => return trim(state, s, args.first(), true, true),
+            ("lstrip", 0 | 1) => return trim(state, s, args.first(), true, false),
+            ("rstrip", 0 | 1) => return trim(state, s, args.first(), false, true),
+            ("startswith" | "endswith", _) => charge(state, 0)?, // they look at the beginning or the end only
+            _ => charge(state, s.len())?,
+        }
+        match (name, args.len()) {
             ("splitlines", 0) => return Ok(split_lines(s).into_iter().map(Value::from).collect()),
             ("removeprefix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_prefix(p)).unwrap_or(s))),
             ("removesuffix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_suffix(p)).unwrap_or(s))),
@@ -485,10 +519,10 @@ impl Request {
             match k {
                 "messages" => {
                     let list = v.downcast_object_ref::<List>().ok_or_else(|| wrong("a list of messages"))?;
-                    if list.0.is_empty() {
+                    if list.items().is_empty() {
                         return Err(wrong("at least one message"));
                     }
-                    if list.0.iter().any(|m| m.downcast_object_ref::<Dict>().is_none()) {
+                    if list.items().iter().any(|m| m.downcast_object_ref::<Dict>().is_none()) {
                         return Err(wrong("a list of objects"));
                     }
                     r.messages = v.clone();
@@ -554,17 +588,16 @@ impl Request {
 fn tag_tail(messages: &Value, field: &str, source: &str) -> Result<(Value, String)> {
     let no = |what: &str| Error::refused(format!("continue_final_message: {what}"));
     let list = messages.downcast_object_ref::<List>().ok_or_else(|| no("no messages"))?;
-    let mut list = List(list.0.clone());
-    let last = list.0.last_mut().ok_or_else(|| no("no messages"))?;
+    let mut list = list.items().to_vec();
+    let last = list.last_mut().ok_or_else(|| no("no messages"))?;
     let old = last.downcast_object_ref::<Dict>().ok_or_else(|| no("the last message is not an object"))?;
     let text = old.get(field).filter(|v| !v.is_none()).ok_or_else(|| no("the last message lacks the field"))?;
     if !source.contains(field) {
         return Err(no("the template does not use the field"));
     }
     let (new, tail) = if let Some(parts) = text.downcast_object_ref::<List>() {
-        let mut parts = List(parts.0.clone());
+        let mut parts = parts.items().to_vec();
         let part = parts
-            .0
             .iter_mut()
             .rev()
             .find(|p| p.downcast_object_ref::<Dict>().is_some_and(|d| d.get("text").is_some()))
@@ -572,13 +605,13 @@ fn tag_tail(messages: &Value, field: &str, source: &str) -> Result<(Value, Strin
         let d = part.downcast_object_ref::<Dict>().ok_or_else(|| no("the last message has no text"))?;
         let s = d.get("text").and_then(|v| v.as_str()).ok_or_else(|| no("the text of the last message is not a string"))?.to_string();
         *part = Value::from_object(d.with("text", Value::from(format!("{s}{CONTINUE_TAG}"))));
-        (Value::from_object(parts), s)
+        (Value::from_object(List::new(parts)), s)
     } else {
         let s = text.as_str().ok_or_else(|| no("the field of the last message is not a string"))?;
         (Value::from(format!("{s}{CONTINUE_TAG}")), s.to_string())
     };
     *last = Value::from_object(old.with(field, new));
-    Ok((Value::from_object(list), tail))
+    Ok((Value::from_object(List::new(list)), tail))
 }
 
 /// Cuts the text at the tag.

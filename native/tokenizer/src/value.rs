@@ -8,9 +8,47 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, Value, ValueKind};
+use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, Tuple, Value, ValueKind};
 
+use crate::bounds::{read, running, work};
 use crate::json::float_repr;
+
+/// How large a value is, counted as a tree: what it shares counts each time, as it does for whoever
+/// writes or compares it.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Size {
+    pub depth: usize,
+    /// The number of items, and of 32 bytes of strings.
+    pub weight: usize,
+}
+
+impl Size {
+    pub fn of(v: &Value) -> Size {
+        if let Some(s) = v.as_str() {
+            return Size { depth: 0, weight: 1 + s.len() / 32 };
+        }
+        let Some(o) = v.as_object() else { return Size { depth: 0, weight: 1 } };
+        if let Some(l) = o.downcast_ref::<List>() {
+            return l.1;
+        }
+        if let Some(d) = o.downcast_ref::<Dict>() {
+            return d.1;
+        }
+        if let Some(p) = o.downcast_ref::<Pairs>() {
+            return p.1;
+        }
+        let mut size = Size { depth: 0, weight: 1 };
+        if let Some(t) = o.downcast_ref::<Tuple>() {
+            t.iter().for_each(|v| size.add(v));
+        }
+        size
+    }
+    fn add(&mut self, v: &Value) {
+        let of = Size::of(v);
+        self.depth = self.depth.max(of.depth + 1);
+        self.weight = self.weight.saturating_add(of.weight);
+    }
+}
 
 /// A key, kept as the value that iteration gives.
 #[derive(Debug, Clone)]
@@ -43,7 +81,7 @@ impl Borrow<str> for Key {
 
 /// A JSON object.
 #[derive(Debug, Default)]
-pub struct Dict(IndexMap<Key, Value>);
+pub struct Dict(IndexMap<Key, Value>, Size);
 
 impl Dict {
     /// Sets a member. A name that repeats keeps its first place and its last value,
@@ -52,11 +90,13 @@ impl Dict {
         self.insert_key(Key::new(key), v);
     }
     pub fn insert_key(&mut self, key: Key, v: Value) {
+        self.1.add(&key.0);
+        self.1.add(&v);
         self.0.insert(key, v);
     }
     /// A copy with one member set.
     pub fn with(&self, key: &str, v: Value) -> Dict {
-        let mut d = Dict(self.0.clone());
+        let mut d = Dict(self.0.clone(), self.1);
         d.insert(key, v);
         d
     }
@@ -85,8 +125,8 @@ impl Object for Dict {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let key = key.as_str()?;
         match key.strip_prefix(SUBSCRIPT) {
-            None => self.0.get(key).cloned(),
-            Some(key) => Some(self.0.get(key).cloned().unwrap_or_else(|| Value::from_object(BoundMethod))),
+            None => self.0.get(key).and_then(read),
+            Some(key) => Some(self.0.get(key).and_then(read).unwrap_or_else(|| Value::from_object(BoundMethod))),
         }
     }
     /// Looks up an attribute.
@@ -94,7 +134,7 @@ impl Object for Dict {
         if DICT_METHODS.contains(&key) {
             return Some(Value::from_object(BoundMethod));
         }
-        self.0.get(key).cloned()
+        self.0.get(key).and_then(read)
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         self.mapped_rev_enumerator(|d| Box::new(d.0.keys().map(|k| k.0.clone())))
@@ -103,32 +143,80 @@ impl Object for Dict {
         Some(self.0.len())
     }
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('{')?;
-        for (i, (k, v)) in self.0.iter().enumerate() {
-            if i > 0 {
-                f.write_str(", ")?;
-            }
-            write_repr(f, &k.0)?;
-            f.write_str(": ")?;
-            write_repr(f, v)?;
-        }
-        f.write_char('}')
+        write_pairs(f, self.0.iter().map(|(k, v)| (&k.0, v)))
     }
 }
 
-/// A JSON array.
+fn write_pairs<'a>(f: &mut dyn fmt::Write, pairs: impl Iterator<Item = (&'a Value, &'a Value)>) -> fmt::Result {
+    f.write_char('{')?;
+    for (i, (k, v)) in pairs.enumerate() {
+        if i > 0 {
+            f.write_str(", ")?;
+        }
+        write_repr(f, k)?;
+        f.write_str(": ")?;
+        write_repr(f, v)?;
+    }
+    f.write_char('}')
+}
+
+/// A dictionary of a template, with keys of any kind.
 #[derive(Debug)]
-pub struct List(pub Vec<Value>);
+pub struct Pairs(IndexMap<Value, Value>, Size);
+
+impl Pairs {
+    pub fn new(pairs: Vec<(Value, Value)>) -> Pairs {
+        let mut size = Size { depth: 0, weight: 1 };
+        for (k, v) in &pairs {
+            size.add(k);
+            size.add(v);
+        }
+        Pairs(pairs.into_iter().collect(), size)
+    }
+}
+
+impl Object for Pairs {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Map
+    }
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key).and_then(read)
+    }
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.mapped_rev_enumerator(|p| Box::new(p.0.keys().cloned()))
+    }
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.0.len())
+    }
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_pairs(f, self.0.iter())
+    }
+}
+
+/// A JSON array, or a list that a template keeps.
+#[derive(Debug)]
+pub struct List(Vec<Value>, Size);
+
+impl List {
+    pub fn new(items: Vec<Value>) -> List {
+        let mut size = Size { depth: 0, weight: 1 };
+        items.iter().for_each(|v| size.add(v));
+        List(items, size)
+    }
+    pub fn items(&self) -> &[Value] {
+        &self.0
+    }
+}
 
 impl Object for List {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Seq
     }
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_usize()?).cloned()
+        self.0.get(key.as_usize()?).and_then(read)
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.0.len())
+        Enumerator::Seq(if running() { self.0.len() } else { 0 })
     }
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         Some(self.0.len())
@@ -166,6 +254,9 @@ pub fn write_str(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
 
 /// Writes what Python's `repr` gives of a value.
 pub fn write_repr(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
+    if !work(2) {
+        return Ok(()); // the call fails in any case, and to_string panics at an error
+    }
     match v.kind() {
         ValueKind::None => f.write_str("None"),
         ValueKind::Bool => f.write_str(if v.is_true() { "True" } else { "False" }),
@@ -173,7 +264,7 @@ pub fn write_repr(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
         ValueKind::Number => f.write_str(&float_repr(f64::try_from(v.clone()).unwrap_or(f64::NAN))),
         ValueKind::String => quote(f, v.as_str().unwrap_or_default()),
         ValueKind::Undefined => f.write_str("Undefined"),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             f.write_char('[')?;
             for (i, x) in v.try_iter().map_err(|_| fmt::Error)?.enumerate() {
                 if i > 0 {

@@ -12,6 +12,8 @@ const ARGUMENT: c_int = 1;
 const UNSUPPORTED: c_int = 3;
 const INPUT: c_int = 4;
 const TEMPLATE: c_int = 5;
+const LIMIT: c_int = 6;
+const DEADLINE: c_int = 7;
 const PANIC: c_int = 8;
 const REFUSED: c_int = 10;
 
@@ -241,5 +243,82 @@ fn broken_vocabularies_are_refused() {
         ("tiktoken.model", "", ""),
     ] {
         assert_eq!(folder.load(file, text.as_bytes(), config).err().unwrap().0, UNSUPPORTED, "{file}: {text}");
+    }
+}
+
+/// Each of these overflowed the stack, which ends the process, or ran on without end. Tests have a stack of 2 MiB.
+#[test]
+fn hostile_templates_fail_in_time() {
+    let m = tiny();
+    let chat = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "a".repeat(60_000));
+    let nest = |body: &str, end: &str| format!("{{% set ns = namespace(x=[], y={{}}) %}}{{% for i in range(99999) %}}{body}{{% endfor %}}{end}");
+    let chain = |first: &str, more: &str, n: usize| format!("{{{{ {first}{} }}}}", more.repeat(n));
+    let mut templates = vec![
+        // Values that contain themselves.
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_string(),
+        "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x == [ns] }}".into(),
+        "{% set ns = namespace() %}{% set ns.x, ns.y = ns, {'a': (ns,)} %}{{ ns|tojson }}".into(),
+        "{% set ns = namespace() %}{% set ns.x | default([ns], true) %}{% endset %}{{ ns }}".into(),
+        "{% set ns = namespace() %}{% for i in [1] %}{% set ns.x = loop %}{{ ns }}{% endfor %}".into(),
+        "{% set ns = namespace() %}{% for i in [1]|batch(2, ns) %}{% set ns.x = i %}{{ ns }}{% endfor %}".into(),
+        format!("{{% set ns = namespace() %}}{}{{{{ ns }}}}", "{% set ns = namespace(x=ns) %}".repeat(9999)),
+        // Values that are nested without end.
+        nest("{% set ns.x = [ns.x] %}", ""),
+        nest("{% set ns.x = (ns.x,) %}", "{{ ns.x }}"),
+        nest("{% set ns.y = {'a': ns.y} %}", "{{ ns.y|tojson }}"),
+        nest("{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}", "{{ ns.x == ns.y }}"),
+        format!("{{% set x = [] %}}{}{{{{ x }}}}", "{% set x = [x] %}".repeat(50_000)),
+        format!("{{% set x = [1] %}}{}{{{{ x }}}}", "{% set x = x[0:] %}".repeat(50_000)) + "{{ 1 / 0 }}",
+        // Values whose size doubles.
+        nest("{% set ns.x = ns.x + ns.x + [1] %}", "{{ ns.x|length }}"),
+        nest("{% set ns.x = [ns.x, ns.x] %}", ""),
+        nest("{% set ns.x = (ns.x, ns.x) %}", ""),
+        nest("{% set ns.y = {1: ns.y, 2: ns.y} %}", ""),
+        "{% macro f(x, y) %}{% if x == y %}{% endif %}{{ f([x, x, x, x], [y, y, y, y]) }}{% endmacro %}{{ f([1], [1]) }}".into(),
+        "{{ [1] * 100000000 }}".into(),
+        "{{ [1] * 100000000 ~ '' }}".into(),
+        "{{ 2 in 100000000 * [1] }}".into(),
+        // Loops.
+        nest("{% set x = messages[0].content.count('aa') %}", ""),
+        nest("{% if messages[0].content[::-1] %}{% endif %}", ""),
+        nest("{% set x = messages[0].content.split('a') %}", ""),
+        nest("{% set x = messages|string|trim('a') %}", ""),
+        nest("{% set x = messages|tojson|indent %}", ""),
+        nest("{% for j in range(99999) %}{% endfor %}", ""),
+        // Syntax trees.
+        format!("{{% if 1 %}}{}{{% endif %}}", "{% elif 1 %}".repeat(20_000)),
+        format!("{}{}", format!("{{% if 0 %}}{}", "{% elif 0 %}".repeat(150)).repeat(100), "{% endif %}".repeat(100)),
+        format!("{{% set {}a{} = 1 %}}", "(".repeat(99_999), ")".repeat(99_999)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(150_000)),
+        format!("{{{{ {}1 }}}}", "-".repeat(400_000)),
+        format!("{{{{ {}1{} }}}}", "[".repeat(99_999), "]".repeat(99_999)),
+    ];
+    for (first, more, n) in [("1", "+1", 60_000), ("a", " ~ b", 60_000), ("1", " and 1", 60_000), ("1", "|abs", 150_000), ("x", ".a", 300_000), ("x", "()", 300_000), ("1", " == not 1", 150_000), ("1", "--1", 200_000), ("1", " if 1 else 1", 60_000), ("messages", "[0:]", 490)] {
+        templates.push(chain(first, more, n));
+    }
+    for t in &templates {
+        let begin = std::time::Instant::now();
+        let (code, text) = m.render(t.as_bytes(), chat.as_bytes());
+        let what = format!("{}: {} after {:?}", &t[..t.len().min(120)], String::from_utf8_lossy(&text[..text.len().min(120)]), begin.elapsed());
+        assert!(matches!(code, TEMPLATE | LIMIT | DEADLINE), "code {code}: {what}");
+        assert!(begin.elapsed().as_secs() < 10, "{what}"); // the timeout is 1 s; this is for busy machines
+    }
+}
+
+#[test]
+fn bounded_values_stay_what_they_are() {
+    let m = tiny();
+    let chat = br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}]}"#;
+    for (template, want) in [
+        ("{% set x = messages[1:] %}{{ x|length }}{{ x[0].role }}{{ (x + [{'role': 'r'}])[-1].role }}", "1assistantr"),
+        ("{% set x = {1: 2, 'a': 'b', (1, 2): [3]} %}{{ x }}{{ x[1] }}{{ x.a }}{% for k, v in x.items() %}{{ v }}{% endfor %}", "{1: 2, 'a': 'b', [1, 2]: [3]}2b2b[3]"),
+        ("{% set a, b = 1, [messages[0].role] %}{{ a }}{{ b }}{% for k, (a, b) in [[1, [2, 3]]] %}{{ k }}{{ a }}{{ b }}{% endfor %}", "1['user']123"),
+        ("{% with (a, b) = (1, 2), c = 3 %}{{ a }}{{ b }}{{ c }}{% endwith %}{{ messages[::-1][0].role }}", "123assistant"),
+        ("{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% else %}none{% endfor %}", "1True1"),
+        ("{% for m in missing %}{% else %}none{% endfor %}{% for c in 'ab' %}{{ c }}.{% endfor %}", "nonea.b."),
+        ("{{ 'a' is in ['a', messages] }}{{ 1 in (1, messages) }}{{ '=' * 3 }}{{ 2 * 3 + 4 * 5 }}{{ -2 * 3 }}", "TrueTrue===26-6"),
+        ("{% set ns = namespace(a=1) %}{% set ns.b = ns.a ~ 'x' %}{{ ns.b }}{% macro f(a, b=[1]) %}{{ a }}{{ b }}{% endmacro %}{{ f(messages[0].role|upper, b=[2] + [3]) }}", "1xUSER[2, 3]"),
+    ] {
+        assert_eq!(m.render(template.as_bytes(), chat), (OK, want.as_bytes().to_vec()), "{template}");
     }
 }
