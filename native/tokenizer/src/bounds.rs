@@ -79,6 +79,9 @@ const CLOCK: u32 = 256;
 /// The work of a step of a loop, a method or a filter beside what it does with bytes.
 pub const STEP_WORK: u32 = 32;
 
+/// The work of reading an item of a list or a dictionary. A loop does more with it than to read it.
+const READ_WORK: u32 = 8;
+
 /// Notes work and returns whether the call may go on. Once it may not, every further answer is no, so that
 /// what cannot return an error ends soon.
 #[inline]
@@ -109,14 +112,14 @@ fn look(w: &Cell<u32>) -> bool {
 pub fn read(v: &Value) -> Option<Value> {
     let n = match v.as_str() {
         Some(s) if s.len() > 64 => s.len(),
-        _ => return work(1).then(|| v.clone()),
+        _ => return work(READ_WORK).then(|| v.clone()),
     };
     let sum = BYTES.get().saturating_add(n);
     BYTES.set(sum);
     if sum > MAX_BYTES && sum > MAX_BYTES + call().map_or(0, |c| 64 * c.size) {
         fail(Code::Limit);
     }
-    work(1).then(|| v.clone())
+    work(READ_WORK).then(|| v.clone())
 }
 
 /// Reports whether the call may go on.
@@ -328,6 +331,7 @@ fn factor(v: Value) -> Jinja<Value> {
 fn each(v: Value) -> Jinja<Value> {
     check(STEP_WORK)?;
     Ok(match v.as_object() {
+        Some(o) if o.is::<List>() => v, // its items are counted as they are read
         Some(o) if o.repr() != ObjectRepr::Plain => Value::from_object(Each(v)),
         _ => v,
     })
@@ -529,6 +533,7 @@ impl Rewriter<'_> {
             }
         }
         match (first, value) {
+            ("set", Some(from)) if constant(&t[from..], dotted) => {}
             ("set", Some(from)) => wrap!(from, t.len(), if dotted { ATTRIBUTE } else { BOUND }),
             ("with", Some(from)) => wrap!(from, t.len(), BOUND),
             ("for", Some(from)) => wrap!(from, t.len(), EACH),
@@ -623,8 +628,18 @@ fn argument(t: &[(Token, Span)], from: usize, to: usize) -> (usize, bool) {
         [(Token::Mul | Token::Pow, _), ..] => from += 1,
         _ => {}
     }
-    let computed = t[from..to].iter().any(|(t, _)| matches!(t, Token::Plus | Token::Mul | Token::Pipe | Token::ParenOpen | Token::Colon));
+    let computed = t[from..to].iter().any(|(t, _)| matches!(t, Token::Plus | Token::Mul | Token::Pipe | Token::Colon));
     (from, computed)
+}
+
+/// Reports whether what is assigned needs no bound: it is a constant, or to a variable also an item of another one.
+fn constant(t: &[(Token, Span)], attribute: bool) -> bool {
+    t.iter().all(|(t, _)| match t {
+        Token::Ident("true" | "false" | "none" | "True" | "False" | "None" | "not") => true,
+        Token::Ident(_) | Token::Dot | Token::BracketOpen | Token::BracketClose => !attribute,
+        Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Float(_) | Token::Minus => true,
+        _ => false,
+    })
 }
 
 #[cfg(test)]
@@ -642,6 +657,7 @@ mod tests {
         for (source, want) in [
             ("a {{ b.c|d }} {# {{ #}{% if a == 'x' %}y{% endif %}", "a {{ b.c|d }} {# {{ #}{% if a == 'x' %}y{% endif %}"),
             ("{% set x = a + b -%}", "{% set x = ((a + b)|__bound) -%}"),
+            ("{% set x = a.b[0] %}{% set n.x = true %}{% set n.x = a %}", "{% set x = a.b[0] %}{% set n.x = true %}{% set n.x = ((a)|__attribute) %}"),
             ("{%- set n.x = a, b %}", "{%- set n.x = ((a, b)|__attribute) %}"),
             ("{% set x | f(a=1) %}{% endset %}", "{% set x | f(a=1)|__attribute %}{% endset %}"),
             ("{% for k, (a, b) in x.items() if a in [b] %}", "{% for k, (a, b) in ((x.items())|__each) if a in (([b])|__bound) %}"),
