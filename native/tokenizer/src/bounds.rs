@@ -194,7 +194,13 @@ pub fn install(env: &mut Environment<'static>) {
     env.remove_global("debug");
 }
 
+/// An error about a bound, of the kind that the end of the steps has.
 fn too_much(what: &str) -> JinjaError {
+    JinjaError::new(ErrorKind::OutOfFuel, what.to_string())
+}
+
+/// An error about what a template may not do.
+fn forbidden(what: &str) -> JinjaError {
     JinjaError::new(ErrorKind::InvalidOperation, what.to_string())
 }
 
@@ -252,11 +258,11 @@ impl Bounder<'_, '_, '_> {
             }
             ObjectRepr::Map => {
                 if stateful(o) {
-                    return if member || depth > 0 { Err(too_much("a namespace or a loop cannot be part of another value")) } else { Ok(v) };
+                    return if member || depth > 0 { Err(forbidden("a namespace or a loop cannot be part of another value")) } else { Ok(v) };
                 }
                 self.map(o, depth)
             }
-            _ => Err(too_much("a value of this kind cannot be kept")),
+            _ => Err(forbidden("a value of this kind cannot be kept")),
         }
     }
 
@@ -322,7 +328,7 @@ fn stateful(o: &DynObject) -> bool {
 /// items holds for what reads it.
 fn factor(v: Value) -> Jinja<Value> {
     match v.kind() {
-        ValueKind::Seq | ValueKind::Iterable => Err(too_much("lists cannot be multiplied")),
+        ValueKind::Seq | ValueKind::Iterable => Err(forbidden("lists cannot be multiplied")),
         _ => Ok(v),
     }
 }

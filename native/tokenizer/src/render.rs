@@ -96,7 +96,7 @@ impl Template {
         }
         if let Err(e) = done {
             return Err(match e.kind() {
-                ErrorKind::OutOfFuel => Error::new(Code::Limit, "the template takes too many steps"),
+                ErrorKind::OutOfFuel => Error::new(Code::Limit, e.detail().unwrap_or("the template takes too many steps")),
                 _ => match raised(&e) {
                     Some(text) => Error::refused(text),
                     None => Error::template(describe(&e)),
