@@ -264,7 +264,7 @@ type job struct {
 }
 
 // runHere makes a call on this thread. At most as many run at once as there are threads
-// for long calls. It has no timer of its own, and cannot be left: the library is told the timeout, and
+// for long calls. It has no timer of its own, and cannot be left: the call has the timeout, and
 // ends soon after it (shortInput), so that a place is never lost.
 func (m *Model) runHere(verb string, call func() error) error {
 	select {

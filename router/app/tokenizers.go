@@ -49,14 +49,14 @@ type tokenizers struct {
 	ended   sync.WaitGroup
 	stop    chan struct{} // closed by close
 
-	patience  time.Duration           // how long others wait for a model that is being loaded
-	loaded    map[string]*loadedModel // of that goroutine
-	pending   map[string]modelFolder  // of that goroutine: what takes longer than patience to load
-	templates map[string]string       // of that goroutine: what the engines render with, by model; "": the folder's own
+	loadTimeout time.Duration           // how long others wait for a model that is being loaded
+	loaded      map[string]*loadedModel // of that goroutine
+	pending     map[string]modelFolder  // of that goroutine: what takes longer than loadTimeout to load
+	templates   map[string]string       // of that goroutine: what the engines render with, by model; "": the folder's own
 }
 
-// loadPatience is more than any model takes to load from a disk that works.
-const loadPatience = 20 * time.Second
+// maxLoadTime is more than any model takes to load from a disk that works.
+const maxLoadTime = 20 * time.Second
 
 // lateModel is a model for which the loader has not waited.
 type lateModel struct {
@@ -130,7 +130,7 @@ func newTokenizers(to *tokenize.Tokenizer, log *slog.Logger) *tokenizers {
 	}
 	return &tokenizers{
 		to: to, log: log, open: open, roots: map[string]string{}, loaded: map[string]*loadedModel{}, templates: map[string]string{},
-		stop: make(chan struct{}), patience: loadPatience, pending: map[string]modelFolder{},
+		stop: make(chan struct{}), loadTimeout: maxLoadTime, pending: map[string]modelFolder{},
 		servers:  func(string) []*worker.Worker { return nil },
 		template: func(*worker.Worker) (string, error) { return "", nil },
 	}
@@ -395,7 +395,7 @@ func (t *tokenizers) publish(replaced *loadedModel) {
 	}
 }
 
-// loadWithin loads one model on a goroutine of its own, for which others do not wait longer than patience: a folder on
+// loadWithin loads one model on a goroutine of its own, for which others do not wait longer than loadTimeout: a folder on
 // a disk that does not answer blocks it without end. It returns nil if the model is not loaded by then; the loader
 // gets it when it is.
 func (t *tokenizers) loadWithin(name string, from modelFolder, timeout time.Duration) *loadedModel {
@@ -418,7 +418,7 @@ func (t *tokenizers) loadWithin(name string, from modelFolder, timeout time.Dura
 			t.startLoading()
 		}
 	}()
-	timer := time.NewTimer(t.patience)
+	timer := time.NewTimer(t.loadTimeout)
 	defer timer.Stop()
 	select {
 	case l := <-loaded:
@@ -765,7 +765,7 @@ func (t *tokenizers) close() {
 		t.ended.Wait()
 		close(ended)
 	}()
-	timer := time.NewTimer(min(t.patience, 5*time.Second))
+	timer := time.NewTimer(min(t.loadTimeout, 5*time.Second))
 	defer timer.Stop()
 	select {
 	case <-ended:

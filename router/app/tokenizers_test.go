@@ -272,7 +272,7 @@ func TestModelsAreUsedAsTheyLoad(t *testing.T) {
 func TestStuckModel(t *testing.T) {
 	d := &doubleLibrary{release: make(chan struct{})}
 	ts, to, log := newTestTokenizers(t, func() (modelLoader, error) { return d, nil })
-	ts.patience = 20 * time.Millisecond
+	ts.loadTimeout = 20 * time.Millisecond
 	cfg := config.Default()
 	cfg.Models = map[string]config.Model{"a": {Tokenizer: modelDir(t, "slow", nil)}, "b": {Tokenizer: modelDir(t, "b", nil)}}
 	ts.configure(tokenizerSettingsOf(cfg))
@@ -287,7 +287,7 @@ func TestStuckModel(t *testing.T) {
 	ts.awaitModels(t, "a", "b")
 
 	cfg.Models = map[string]config.Model{"c": {Tokenizer: modelDir(t, "slow", nil)}}
-	ts.patience = time.Hour
+	ts.loadTimeout = time.Hour
 	ts.configure(tokenizerSettingsOf(cfg))
 	testwait.Until(t, "a and b are gone", func() bool { return len(to.NativeStates()) == 0 })
 	begin := time.Now()

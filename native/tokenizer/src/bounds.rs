@@ -1,4 +1,4 @@
-//! What keeps a template within its bounds, whoever wrote it: one can come from an engine.
+//! What keeps a template within its bounds, wherever it is from: one can come from an engine.
 //!
 //! minijinja counts steps (fuel), but an operation on a value whose size doubles at each step, or on one
 //! that is nested without end, is one step of any duration, and too deep a value or expression overflows

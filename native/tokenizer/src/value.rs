@@ -13,7 +13,7 @@ use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, Tuple, Value, 
 use crate::bounds::{read, running, work};
 use crate::json::float_repr;
 
-/// How large a value is, counted as a tree: what it shares counts each time, as it does for whoever
+/// How large a value is, counted as a tree: what it shares counts each time, as it does for what
 /// writes or compares it.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Size {
