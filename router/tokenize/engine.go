@@ -151,22 +151,30 @@ func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Ca
 	capacity := membudget.Default.Get(answerCapacity(resp.ContentLength, w.size, most))
 	defer membudget.Default.Put(capacity)
 	answer, err := resp.ReadAll(capacity.B[:0], most)
-	switch {
-	case err != nil:
+	if err == nil {
+		err = errorOf(resp.Status)
+	}
+	if err != nil {
 		return fail(resp.Status, err)
-	case resp.Status == 200:
-	case lacksEndpoint(resp.Status):
-		return fail(resp.Status, errUnsupported)
-	case resp.Status >= 400 && resp.Status < 500 && resp.Status != 408 && resp.Status != 429:
-		return fail(resp.Status, errRefused)
-	default:
-		return fail(resp.Status, errBusy)
 	}
 	ids, ok, err := jsonscan.FindTokenIDs(dst, answer, "tokens")
 	if err != nil || !ok {
 		return fail(resp.Status, errGarbage)
 	}
 	return ids, nil
+}
+
+// errorOf returns what a status other than 200 says.
+func errorOf(status int) error {
+	switch {
+	case status == 200:
+		return nil
+	case lacksEndpoint(status):
+		return errUnsupported
+	case status >= 400 && status < 500 && status != 408 && status != 429:
+		return errRefused
+	}
+	return errBusy
 }
 
 // lacksEndpoint reports whether a status says that the engine does not have the endpoint, or not for the router.

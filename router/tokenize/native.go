@@ -409,10 +409,12 @@ func (t *Tokenizer) check(n *InProcess, q *NativeQuery, ids []uint32, cut bool) 
 			return
 		}
 		key := checkKey{c.ep.URL(), c.kind}
-		if err == nil || isUnsupported(err) || errors.Is(err, errUnsteady) {
+		switch {
+		case err == nil || isUnsupported(err) || errors.Is(err, errUnsteady):
 			n.checked[key] = incarnation
 			delete(n.failing, key)
-		} else { // a later prompt is compared
+		case errors.Is(err, errRefused): // this prompt, not the engine: the next one is compared
+		default: // a later prompt is compared
 			f := n.failing[key]
 			f.until = t.backoffs.now().Add(f.delay.Next(minDelay, t.opt.Load().MaxBackoff))
 			n.failing[key] = f
@@ -560,10 +562,8 @@ func postForIDs(ep *upstream.Endpoint, path string, body [][]byte, size int, mem
 	}
 	defer resp.Release()
 	answer, err := resp.ReadAll(nil, 32*size+256<<10)
-	if err == nil && resp.Status != 200 {
-		if err = errRefused; lacksEndpoint(resp.Status) {
-			err = errUnsupported
-		}
+	if err == nil {
+		err = errorOf(resp.Status)
 	}
 	if err != nil {
 		return nil, &engineError{url: ep.URL(), status: resp.Status, cause: err}

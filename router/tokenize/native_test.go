@@ -493,6 +493,9 @@ func TestFailingComparisons(t *testing.T) {
 	e.set(func() { e.down = true })
 	asked(e, 1)
 	asked(other, 1)
+	refusing := newRenderEngine(t)
+	refusing.set(func() { refusing.noRender = 422 })
+	asked(refusing, 10) // that says something about a prompt: the engine works
 	times := 1
 	for _, delay := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 30 * time.Second, 30 * time.Second} {
 		c.advance(delay - 1)
