@@ -467,17 +467,31 @@ func (c *Controller) dispatchPool(pool string) {
 		case NotNow, NoRoom:
 			it.setTried()
 			it.letsPass = true
-			c.queue.setNoRoom(it, v == NoRoom)
+			c.setNoRoom(it, v == NoRoom)
 			c.queue.Defer(it)
 			deferred++
 		default:
 			it.letsPass = false
-			c.queue.setNoRoom(it, false)
+			c.setNoRoom(it, false)
 			c.queue.SetFull(it)
 			full++
 		}
 		c.mu.Unlock()
 		c.mu.Lock()
+	}
+}
+
+// setNoRoom notes whether a request waits until its KV fits. While no other waits, the meter of the pool stands: its
+// ranks have capacity. Called with mu.
+func (c *Controller) setNoRoom(it *Item, is bool) {
+	if it.noRoom == is {
+		return
+	}
+	c.queue.setNoRoom(it, is)
+	if m := c.rate(it.Pool); c.queue.isIdle(it.Pool) {
+		m.end(c.now())
+	} else {
+		m.begin(c.now())
 	}
 }
 

@@ -109,12 +109,13 @@ type usage struct {
 	bytes     int64
 	cost      int64
 	holdCost  int64 // of cost, of the requests on hold
-	roomCost  int64 // of cost, of those that wait until their KV fits, and let others pass meanwhile
+	noRoom    int   // of requests, those that wait until their KV fits, and let others pass meanwhile
+	roomCost  int64 // of cost, of these
 }
 
-// ready returns the number of requests that are not on hold, and readyCost their cost: what is
-// dispatched as ranks have capacity, before others that arrive.
-func (u *usage) ready() int       { return u.requests - u.onHold }
+// ready returns the number of requests that wait for capacity, and readyCost their cost: what is dispatched as ranks
+// have some, before others that arrive.
+func (u *usage) ready() int       { return u.requests - u.onHold - u.noRoom }
 func (u *usage) readyCost() int64 { return u.cost - u.holdCost - u.roomCost }
 
 func (u *usage) hold(it *Item, sign int) {
@@ -123,6 +124,7 @@ func (u *usage) hold(it *Item, sign int) {
 		u.holdCost += int64(sign) * it.Cost
 	}
 	if it.noRoom {
+		u.noRoom += sign
 		u.roomCost += int64(sign) * it.Cost
 	}
 }
@@ -384,7 +386,8 @@ func (q *Queue) Release(it *Item) {
 	k.updateClaim(it.tenant, 0)
 }
 
-// isIdle reports whether no request of a pool waits for capacity.
+// isIdle reports whether no request of a pool waits for capacity. One whose KV does not fit waits for room, while the
+// ranks have capacity for others.
 func (q *Queue) isIdle(pool string) bool {
 	l := q.pools[pool]
 	return l == nil || l.usage.ready() == 0
@@ -439,11 +442,12 @@ func (q *Queue) setNoRoom(it *Item, is bool) {
 	if it.noRoom == is {
 		return
 	}
-	cost := it.Cost
+	n, cost := 1, it.Cost
 	if it.noRoom = is; !is {
-		cost = -cost
+		n, cost = -1, -cost
 	}
 	for _, u := range []*usage{&q.total, &q.perClass[it.Class], &it.queue.usage, &it.queue.classes[it.Class].usage, &it.tenant.usage, &it.lane.usage} {
+		u.noRoom += n
 		u.roomCost += cost
 	}
 }

@@ -102,12 +102,17 @@ func (q *request) newWaiter() *admission.Waiter {
 	return w
 }
 
+// baseModel returns the model whose ranks the request uses: adapters of a model compete for its ranks.
+func (q *request) baseModel() string {
+	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
+		return r.Worker.Info().Base
+	}
+	return q.pool.Model
+}
+
 // queuePool returns the name of the set of ranks that the request competes for.
 func (q *request) queuePool() string {
-	pool := q.pool.Model
-	if r := q.firstRank(); r != nil && r.Worker.Info().Base != "" {
-		pool = r.Worker.Info().Base // adapters of a model compete for its ranks
-	}
+	pool := q.baseModel()
 	if q.plan.Family != nil || q.prefillOnly && q.prefillOnlyOnPrefill() {
 		pool += " prefill"
 	}
@@ -182,7 +187,7 @@ func (q *request) describeFull(bound admission.Bound) string {
 // endWait continues or ends a request that has waited.
 func (q *request) endWait(w *admission.Waiter, outcome admission.Outcome) bool {
 	q.preemption.end()
-	q.r.kvClaims.release(q)
+	q.endKVWait()
 	if outcome == admission.Gone {
 		q.endPlace(session.Left)
 	} else {

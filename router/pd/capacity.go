@@ -20,6 +20,9 @@ func (q *request) hasCapacity() bool {
 		return len(q.plan.Whole) == 0 || q.anyFree(schedule.WholeLeg, q.plan.Whole)
 	}
 	prefill := q.notifying(q.nextSelected(q.plan.Prefill))
+	if len(prefill) == 0 && q.hasLostPrefill() {
+		return q.anyFree(schedule.WholeLeg, q.plan.Decode)
+	}
 	return (len(prefill) == 0 || q.anyFree(schedule.PrefillLeg, prefill)) && (len(q.plan.Decode) == 0 || q.decodeHasHeadroom())
 }
 
@@ -43,6 +46,9 @@ func (q *request) hasHeadroom(ranks []*worker.Rank, undecided int64) bool {
 	for _, r := range ranks {
 		if q.isExcluded(r) || !q.isFree(schedule.DecodeLeg, r) {
 			continue
+		}
+		if q.r.kvClaims.owns(r, q) {
+			return true // the undecided choose among the others
 		}
 		todo, output := q.kvNeed(r)
 		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, todo, output))

@@ -63,7 +63,8 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 	decode := query.Query
 	decode.Leg, decode.Candidates = schedule.DecodeLeg, q.plan.Decode
 	hasTargets := q.hasTargets(&decode) // that of the first token is what a joint choice looks for in any case
-	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets {
+	avoidsClaims := q.avoidsClaims()
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !avoidsClaims {
 		return opt.Scheduler.ChooseJoint(&query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -77,15 +78,18 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 			q.skipped = append(q.skipped, r)
 		}
 	}
-	from, slow := len(q.skipped), 0
+	from, avoided := len(q.skipped), 0
 	if hasTargets {
-		slow = q.skipSlowRanks(&decode)
+		avoided = q.skipSlowRanks(&decode)
+	}
+	if avoidsClaims {
+		avoided += q.skipClaimedRanks(q.plan.Decode)
 	}
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.ChooseJoint(&query)
-		if !ok && slow > 0 { // better a slow rank than none
-			q.skipped, slow = slices.Delete(q.skipped, from, from+slow), 0
+		if !ok && avoided > 0 { // better one of them than none
+			q.skipped, avoided = slices.Delete(q.skipped, from, from+avoided), 0
 			continue
 		}
 		if !ok {

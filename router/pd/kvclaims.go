@@ -1,11 +1,14 @@
 package pd
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"sluice/router/admission"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -14,76 +17,105 @@ import (
 // would take each block that becomes free: once it has waited for claimAfter, it claims one rank, which starts no
 // other request of its class or a lower one until the KV fits. This is what the engine would do with it at the head of
 // its queue, to one rank and not to all.
+//
+// A claim is given up if the rank does not come nearer to having the blocks, because long streams keep them or a
+// higher class takes them: the requests that it keeps out would wait for nothing.
 
 const (
+	// claimAfter leaves time for blocks that become free in any case, as those of a request that just ends.
 	claimAfter = 250 * time.Millisecond
 	// claimLasts is how long a claim holds after the last attempt to start its request.
 	claimLasts = 2 * time.Second
+	// claimStalls is how long the rank may lack as many blocks as before until the claim is given up, and for how
+	// long no request of its class or a lower one claims a rank of the model then.
+	claimStalls = 3 * time.Second
 )
 
-// kvClaims has the claimed ranks, at most one for each queue.
+// kvClaims has the claims of waiting requests: at most one for each model, so that the ranks are not all kept for
+// large requests, and at most one for each rank.
 type kvClaims struct {
-	n      atomic.Int32 // len(byPool)
-	mu     sync.Mutex
-	byPool map[string]kvClaim
+	n    atomic.Int32 // len(list)
+	mu   sync.Mutex
+	list []kvClaim
 }
 
+// kvClaim is a claim, or, without owner and rank, the pause after one that was given up.
 type kvClaim struct {
-	owner *request
-	class int
-	rank  *worker.Rank
-	until time.Time
+	model  string
+	class  string // by name, since a reload can change the order
+	owner  *request
+	rank   *worker.Rank
+	least  int64     // the fewest blocks that the rank has lacked
+	fell   time.Time // when least fell last
+	lapses time.Time
+}
+
+// binds reports whether the claim is one of another request of the same class as q or a higher one.
+func (k *kvClaim) binds(q *request) bool {
+	class := q.settings.admission.class(k.class)
+	return k.owner != q && class != nil && class.index <= q.class.index
 }
 
 // isOpen reports whether the request may start on a rank although others have claims.
 func (c *kvClaims) isOpen(r *worker.Rank, q *request) bool {
-	if c.n.Load() == 0 || q.class == nil {
+	if c.n.Load() == 0 || q.class == nil || q.settings.admission == nil {
 		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now, open := time.Now(), true
-	for pool, claim := range c.byPool {
-		switch {
-		case now.After(claim.until):
-			delete(c.byPool, pool)
-			c.n.Store(int32(len(c.byPool)))
-		case claim.rank == r && claim.owner != q && claim.class <= q.class.index:
-			open = false
-		}
-	}
-	return open
+	c.delete(func(k *kvClaim) bool { return time.Now().After(k.lapses) })
+	return !slices.ContainsFunc(c.list, func(k kvClaim) bool { return k.rank == r && k.binds(q) })
 }
 
-// claim lets the request have a rank for itself. One of a lower class that has a rank of the same pool loses it.
-func (c *kvClaims) claim(r *worker.Rank, q *request) {
-	pool, now := q.queuePool(), time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old, ok := c.byPool[pool]; ok && old.owner != q && old.class <= q.class.index && now.Before(old.until) {
-		return
-	}
-	if c.byPool == nil {
-		c.byPool = map[string]kvClaim{}
-	}
-	c.byPool[pool] = kvClaim{owner: q, class: q.class.index, rank: r, until: now.Add(claimLasts)}
-	c.n.Store(int32(len(c.byPool)))
-}
-
-// renew prolongs the request's claim. It returns false if it has none on one of the ranks.
-func (c *kvClaims) renew(q *request, ranks []*worker.Rank) bool {
+// owns reports whether the request has a claim on a rank.
+func (c *kvClaims) owns(r *worker.Rank, q *request) bool {
 	if c.n.Load() == 0 {
 		return false
 	}
-	pool := q.queuePool()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	claim, ok := c.byPool[pool]
-	if !ok || claim.owner != q || !slices.Contains(ranks, claim.rank) {
+	return slices.ContainsFunc(c.list, func(k kvClaim) bool { return k.rank == r && k.owner == q })
+}
+
+// claim lets the request have a rank for itself that lacks some blocks. It returns false if another of its class or a
+// higher one has a claim on that rank or on one of the same model. Claims of lower classes there end.
+func (c *kvClaims) claim(r *worker.Rank, q *request, missing int64) bool {
+	now, model := time.Now(), q.baseModel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.delete(func(k *kvClaim) bool { return now.After(k.lapses) })
+	concerns := func(k *kvClaim) bool { return k.rank == r || k.model == model }
+	if slices.ContainsFunc(c.list, func(k kvClaim) bool { return concerns(&k) && k.binds(q) }) {
 		return false
 	}
-	claim.until = time.Now().Add(claimLasts)
-	c.byPool[pool] = claim
+	c.delete(func(k *kvClaim) bool { return k.owner == q || concerns(k) })
+	c.list = append(c.list, kvClaim{
+		model: strings.Clone(model), class: q.class.Name, owner: q, rank: r, least: missing, fell: now, lapses: now.Add(claimLasts),
+	})
+	c.n.Store(int32(len(c.list)))
+	return true
+}
+
+// renew prolongs the request's claim, or gives it up if it has stalled. It returns false if the request has none on one
+// of the ranks. missing returns how many blocks a rank lacks.
+func (c *kvClaims) renew(q *request, ranks []*worker.Rank, missing func(*worker.Rank) int64) bool {
+	if c.n.Load() == 0 {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.list, func(k kvClaim) bool { return k.owner == q })
+	if i < 0 || !slices.Contains(ranks, c.list[i].rank) {
+		return false
+	}
+	k, now := &c.list[i], time.Now()
+	if n := missing(k.rank); n < k.least {
+		k.least, k.fell = n, now
+	}
+	k.lapses = now.Add(claimLasts)
+	if now.Sub(k.fell) >= claimStalls {
+		k.owner, k.rank, k.lapses = nil, nil, now.Add(claimStalls)
+	}
 	return true
 }
 
@@ -94,12 +126,27 @@ func (c *kvClaims) release(q *request) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for pool, claim := range c.byPool {
-		if claim.owner == q {
-			delete(c.byPool, pool)
-		}
+	c.delete(func(k *kvClaim) bool { return k.owner == q })
+}
+
+// delete removes the claims for which del returns true. Called with mu.
+func (c *kvClaims) delete(del func(*kvClaim) bool) {
+	c.list = slices.DeleteFunc(c.list, func(k kvClaim) bool { return del(&k) })
+	c.n.Store(int32(len(c.list)))
+}
+
+// whyFull is the verdict on a request that no rank has capacity for.
+func (q *request) whyFull() admission.Verdict {
+	switch {
+	case q.lacksOnlyKV():
+		q.awaitKV()
+		return admission.NoRoom
+	case len(q.excluded) > 0: // others of its group may use these ranks
+		return admission.NotNow
+	case q.yieldsToClaim(): // the one that has the claim must be tried
+		return admission.NotNow
 	}
-	c.n.Store(int32(len(c.byPool)))
+	return admission.NoCapacity
 }
 
 // lacksOnlyKV reports whether ranks have capacity for a smaller request.
@@ -109,18 +156,34 @@ func (q *request) lacksOnlyKV() bool {
 	return q.hasCapacity()
 }
 
-// yieldsToClaim reports whether only the claims of others keep the request from ranks.
+// yieldsToClaim reports whether claims of others keep ranks from the request that have capacity for a smaller one: even if
+// its own KV does not fit there either.
 func (q *request) yieldsToClaim() bool {
 	if q.r.kvClaims.n.Load() == 0 {
 		return false
 	}
-	q.ignoresClaims = true
-	defer func() { q.ignoresClaims = false }()
+	q.anySize, q.ignoresClaims = true, true
+	defer func() { q.anySize, q.ignoresClaims = false, false }()
 	return q.hasCapacity()
 }
 
+// avoidsClaims reports whether a choice has to leave out ranks that are kept for others. One that is bound late does so
+// in any case.
+func (q *request) avoidsClaims() bool { return q.r.kvClaims.n.Load() > 0 && !q.bindLate }
+
+// skipClaimedRanks appends the candidates that are kept for others to q.skipped and returns their number.
+func (q *request) skipClaimedRanks(candidates []*worker.Rank) int {
+	before := len(q.skipped)
+	for _, r := range candidates {
+		if !slices.Contains(q.skipped, r) && !q.r.kvClaims.isOpen(r, q) {
+			q.skipped = append(q.skipped, r)
+		}
+	}
+	return len(q.skipped) - before
+}
+
 // awaitKV notes that only the KV of the request fits nowhere. After claimAfter it claims the rank that lacks the fewest
-// blocks.
+// blocks of those that it may use.
 func (q *request) awaitKV() {
 	now := time.Now()
 	if q.lacksKVSince.IsZero() {
@@ -130,22 +193,29 @@ func (q *request) awaitKV() {
 	if q.plan.Family != nil {
 		ranks = q.plan.Decode
 	}
-	if q.r.kvClaims.renew(q, ranks) || now.Sub(q.lacksKVSince) < claimAfter {
+	missing := func(r *worker.Rank) int64 { return schedule.MissingKV(r, q.newKVTokens(r), q.maxTokens) }
+	if q.r.kvClaims.renew(q, ranks, missing) || now.Sub(q.lacksKVSince) < claimAfter {
 		return
 	}
 	var best *worker.Rank
 	least := int64(0)
 	for _, r := range ranks {
-		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) {
+		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) || !q.r.kvClaims.isOpen(r, q) {
 			continue
 		}
-		if n := schedule.MissingKV(r, q.newKVTokens(r), q.maxTokens); best == nil || n < least {
+		if n := missing(r); best == nil || n < least {
 			best, least = r, n
 		}
 	}
-	if best != nil {
-		q.r.kvClaims.claim(best, q)
+	if best != nil && q.r.kvClaims.claim(best, q, least) {
+		q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: its KV fits into no rank; %s, which lacks %d blocks, is kept for it", best.ID, least))
 	}
+}
+
+// endKVWait ends what awaitKV has begun.
+func (q *request) endKVWait() {
+	q.r.kvClaims.release(q)
+	q.lacksKVSince = time.Time{}
 }
 
 // newKVTokens returns how many tokens of the prompt need new blocks of a rank's KV: those that it does not hold on the

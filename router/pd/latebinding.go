@@ -49,17 +49,7 @@ func (q *request) TryStart(backlog admission.Backlog, emptySince *time.Time) adm
 	}
 	if !q.hasCapacity() {
 		q.preempt()
-		if len(q.excluded) > 0 {
-			return admission.NotNow // others of its group may use these ranks
-		}
-		if q.lacksOnlyKV() {
-			q.awaitKV()
-			return admission.NoRoom
-		}
-		if q.yieldsToClaim() {
-			return admission.NotNow // the one that has the claim must be tried
-		}
-		return admission.NoCapacity
+		return q.whyFull()
 	}
 	if now := time.Now(); len(q.overlaps) > 0 && now.Sub(q.lookedUp) > overlapAge {
 		q.lookedUp = now
@@ -297,10 +287,7 @@ func (q *request) hasLostPrefill() bool {
 // rank with capacity, which runs the request as a whole.
 func (q *request) startAtDecode() admission.Verdict {
 	if !q.anyFree(schedule.WholeLeg, q.plan.Decode) {
-		if len(q.excluded) > 0 {
-			return admission.NotNow // others of its group may use these ranks
-		}
-		return admission.NoCapacity
+		return q.whyFull()
 	}
 	q.bindLate = true
 	c, ok := q.choose(schedule.WholeLeg, q.plan.Decode)

@@ -17,7 +17,8 @@ import (
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
 	hasTargets := q.hasTargets(query)
-	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets {
+	avoidsClaims := query.Leg != schedule.PrefillLeg && q.avoidsClaims()
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !avoidsClaims {
 		return opt.Scheduler.Choose(query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -26,16 +27,19 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 			q.skipped = append(q.skipped, c)
 		}
 	}
-	from, slow := len(q.skipped), 0
+	from, avoided := len(q.skipped), 0
 	if hasTargets {
-		slow = q.skipSlowRanks(query)
+		avoided = q.skipSlowRanks(query)
+	}
+	if avoidsClaims {
+		avoided += q.skipClaimedRanks(query.Candidates)
 	}
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.Choose(query)
 		switch {
-		case !ok && slow > 0: // better a slow rank than none
-			q.skipped, slow = slices.Delete(q.skipped, from, from+slow), 0
+		case !ok && avoided > 0: // better one of them than none
+			q.skipped, avoided = slices.Delete(q.skipped, from, from+avoided), 0
 			continue
 		case !ok && q.handover.Handle != nil && query.Leg == schedule.DecodeLeg:
 			query.Excluded = q.excluded

@@ -112,14 +112,14 @@ func (q *request) preempt() {
 	}
 	var chosen []*streamState
 	var from *worker.Rank
-	lacksKV := false
+	lacks := int64(0) // blocks
 	for _, r := range ranks {
 		need, ok := q.shortage(leg, r, now.Sub(p.began))
 		if !ok {
 			continue
 		}
 		if list := q.r.migratable.victims(r, q, need); len(list) > 0 && (chosen == nil || len(list) < len(chosen)) {
-			chosen, from, lacksKV = list, r, need.blocks > 0
+			chosen, from, lacks = list, r, need.blocks
 		}
 	}
 	if len(chosen) == 0 {
@@ -127,8 +127,8 @@ func (q *request) preempt() {
 	}
 	p.next = now.Add(askPause)
 	p.asked += len(chosen)
-	if lacksKV {
-		q.r.kvClaims.claim(from, q) // what they leave is for this request
+	if lacks > 0 {
+		q.r.kvClaims.claim(from, q, lacks) // what they leave is for this request
 	}
 	q.r.migratable.ask(from, chosen, p)
 	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: the suspension of %s of lower classes on %s was requested", pluralize(len(chosen), "stream", "streams"), from.ID))
@@ -144,7 +144,7 @@ type shortage struct {
 // help. waited is how long the request has found no capacity.
 func (q *request) shortage(leg schedule.LegKind, r *worker.Rank, waited time.Duration) (n shortage, ok bool) {
 	s := q.settings
-	if q.isExcluded(r) || s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) {
+	if q.isExcluded(r) || s.Fleet.HasLimits() && s.Fleet.HalfOpenBusy(r) || !q.r.kvClaims.isOpen(r, q) {
 		return n, false
 	}
 	if s.Fleet.HasLimits() {
@@ -321,7 +321,7 @@ func (q *request) waitSuspended(w *admission.Waiter, deadline time.Time) admissi
 	c := q.r.admission
 	q.x.OnClientGone(func() { c.Cancel(w, admission.Gone) })
 	defer q.x.OnClientGone(nil)
-	defer q.r.kvClaims.release(q)
+	defer q.endKVWait()
 	return c.Wait(w, max(min(q.class.wait, time.Until(deadline)), 0))
 }
 

@@ -166,8 +166,8 @@ func UnderPressure(r *worker.Rank) bool {
 
 // FitsKV reports whether the KV of a request fits into the free blocks of a rank, as the engine reports
 // them, beside the prompts that it has not computed yet. todo is the number of tokens of the prompt that are not
-// cached there. It returns true if the engine reports no usage, and for a rank without requests: such
-// an engine decides itself.
+// cached there. It returns true where the engine decides itself: if it reports no usage or has no requests, and if its
+// whole KV is too small for the prompt, so that it refuses the request.
 func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
 	return MissingKV(r, todo, maxTokens) == 0
 }
@@ -176,7 +176,7 @@ func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
 // does (see FitsKV).
 func MissingKV(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
-	if usage < 0 || total <= 0 || r.Requests.Load() == 0 {
+	if usage < 0 || total <= 0 || r.Requests.Load() == 0 || blocksFor(r, todo, 0) > total {
 		return 0
 	}
 	free := int64((1 - min(usage, 1)) * float64(total))
@@ -195,15 +195,19 @@ func FreeKV(r *worker.Rank, blocks int64) {
 	}
 }
 
-// KVHeadroom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them;
-// math.MaxInt64 if the engine reports no usage.
+// KVHeadroom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them:
+// at least one into a rank without requests, and math.MaxInt64 if the engine reports no usage or its KV is too small.
 func KVHeadroom(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
-	if usage < 0 || total <= 0 {
+	if usage < 0 || total <= 0 || blocksFor(r, todo, 0) > total {
 		return math.MaxInt64
 	}
+	least := int64(0)
+	if r.Requests.Load() == 0 {
+		least = 1
+	}
 	free := int64((1-min(usage, 1))*float64(total)) - r.PrefillTokens.Load()/int64(sizeOf(r))
-	return max(free/int64(max(blocksFor(r, todo, outputTokens(maxTokens)), 1)), 0)
+	return max(free/int64(blocksFor(r, todo, outputTokens(maxTokens))), least)
 }
 
 // BatchHeadroom returns how many more requests the engine of a rank may be given before IsBatchFull, at least

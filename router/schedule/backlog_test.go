@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,6 +128,19 @@ func TestPressureAndKV(t *testing.T) {
 	r.SetKVUsage(1)
 	if !FitsKV(r, 1e6, 1) {
 		t.Error("a rank without requests takes no request that is larger than its free KV; its engine must refuse it")
+	}
+	if n := KVHeadroom(r, 100*16, 1); n != 1 {
+		t.Errorf("a rank without requests has room for %d; want 1, since its engine decides itself", n)
+	}
+	r.Requests.Store(1)
+	r.SetKVUsage(0.5)
+	for tokens, lacks := range map[int]bool{100 * 16: true, 100*16 + 1: false} {
+		if n := MissingKV(r, tokens, 1); n > 0 != lacks {
+			t.Errorf("a prompt of %d tokens lacks %d of 100 blocks; the engine must refuse what never fits, and the rest must wait", tokens, n)
+		}
+	}
+	if n := KVHeadroom(r, 100*16+1, 1); n != math.MaxInt64 {
+		t.Errorf("there is room for %d prompts that never fit; want no bound", n)
 	}
 }
 
