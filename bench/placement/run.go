@@ -378,7 +378,7 @@ func (r *run) scrape() {
 		k.Running.Store(int64(len(e.prefill) + len(e.decode)))
 		k.Waiting.Store(int64(len(e.waiting)))
 		k.SetKVUsage(e.cache.usage())
-		k.Reports.Add(1)
+		k.CountReport()
 	}
 	if r.open > 0 {
 		r.after(scrapeEvery, r.scrape)

@@ -138,7 +138,7 @@ func (l rankLoad) store(r *worker.Rank) {
 	r.Running.Store(int64(min(l.running, 1e9)))
 	r.Waiting.Store(int64(min(l.waiting, 1e9)))
 	r.SetKVUsage(l.usage)
-	r.Reports.Add(1)
+	r.CountReport()
 }
 
 // pages are buffers for pages of metrics and lists of models.

@@ -253,7 +253,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 			r.SetKVUsage(ld.Usage)
 			sub.usage[at] = true
 		}
-		r.Reports.Add(1)
+		r.CountReport()
 		l.applied.Add(1)
 	}
 }

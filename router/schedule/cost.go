@@ -203,10 +203,10 @@ func uncomputed(r *worker.Rank, reserved, prompts, price, now int64) int64 {
 // requests: what the engine reports beyond this router's reservations or, if the engine reports
 // only requests, an assumed prompt for each request beyond this router's.
 func tokensOfOthers(r *worker.Rank) int64 {
-	if q := r.QueuedTokens.Load(); q >= 0 {
-		return max(0, q-r.PrefillTokens.Load())
+	if n, ok := r.OthersTokens(); ok {
+		return n
 	}
-	return waitingTokens * max(0, r.Waiting.Load()-r.Requests.Load())
+	return waitingTokens * r.WaitingOfOthers()
 }
 
 // lowerBound returns a lower bound of evaluate's cost with fewer loads, exact if the rank has none

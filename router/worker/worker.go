@@ -110,6 +110,8 @@ type Rank struct {
 	Pace Pace
 	// Reports counts the loads that the engine has reported.
 	Reports atomic.Uint32
+	// Requests and PrefillTokens at the last report.
+	reportedRequests, reportedTokens atomic.Int64
 	// PacedReports is the count up to which they are in Pace.
 	PacedReports atomic.Uint32
 
@@ -142,6 +144,25 @@ type Rank struct {
 	UnusedBlocks atomic.Int64
 
 	missedHits atomic.Int32 // consecutive predicted hits of which nothing was found: see RecordCacheHit
+}
+
+// CountReport counts a load that the engine has reported and that has been stored in the fields for it.
+func (r *Rank) CountReport() {
+	r.reportedRequests.Store(r.Requests.Load())
+	r.reportedTokens.Store(r.PrefillTokens.Load())
+	r.Reports.Add(1)
+}
+
+// WaitingOfOthers returns how many waiting requests of the last report cannot be this router's: it had no more there at
+// that time, whether or not these have ended since.
+func (r *Rank) WaitingOfOthers() int64 {
+	return max(r.Waiting.Load()-max(r.Requests.Load(), r.reportedRequests.Load()), 0)
+}
+
+// OthersTokens is WaitingOfOthers in prompt tokens that wait. ok is false if the engine does not report them.
+func (r *Rank) OthersTokens() (n int64, ok bool) {
+	q := r.QueuedTokens.Load()
+	return max(q-max(r.PrefillTokens.Load(), r.reportedTokens.Load()), 0), q >= 0
 }
 
 // KVUsage returns the fraction of KV blocks in use that the engine reports, 0…1.

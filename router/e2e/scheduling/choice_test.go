@@ -267,7 +267,9 @@ func TestBurstSpreads(t *testing.T) {
 		engines = append(engines, e)
 		workers = append(workers, harness.SimWorker(e, worker.Aggregated, fmt.Sprint("w", i)))
 	}
-	r := harness.StartRouter(t, nil, workers...)
+	// With this rate most requests wait in the router, and each goes to the rank that is free next. Otherwise all are sent
+	// at once, and a load that an engine reports in that moment decides which one gets fewer.
+	r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.PrefillMS = 1 }, workers...)
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
