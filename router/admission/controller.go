@@ -222,7 +222,7 @@ func (c *Controller) forecast(w *Waiter) time.Duration {
 	// too. The rate of its own tenant includes that.
 	if t := c.queue.tenantOf(&w.Item); t != nil {
 		if own := t.rate.perSecond(now, tenantRateWindow); own > 0 {
-			seconds = max(seconds, float64(t.usage.readyCost())/own)
+			seconds = max(seconds, float64(t.usage.readyCost(w.Item.Cost))/own)
 		}
 	}
 	return time.Duration(min(seconds, 24*3600) * float64(time.Second))
@@ -467,31 +467,17 @@ func (c *Controller) dispatchPool(pool string) {
 		case NotNow, NoRoom:
 			it.setTried()
 			it.letsPass = true
-			c.setNoRoom(it, v == NoRoom)
+			c.queue.setNoRoom(it, v == NoRoom)
 			c.queue.Defer(it)
 			deferred++
 		default:
 			it.letsPass = false
-			c.setNoRoom(it, false)
+			c.queue.setNoRoom(it, false)
 			c.queue.SetFull(it)
 			full++
 		}
 		c.mu.Unlock()
 		c.mu.Lock()
-	}
-}
-
-// setNoRoom notes whether a request waits until its KV fits. While no other waits, the meter of the pool stands: its
-// ranks have capacity. Called with mu.
-func (c *Controller) setNoRoom(it *Item, is bool) {
-	if it.noRoom == is {
-		return
-	}
-	c.queue.setNoRoom(it, is)
-	if m := c.rate(it.Pool); c.queue.isIdle(it.Pool) {
-		m.end(c.now())
-	} else {
-		m.begin(c.now())
 	}
 }
 

@@ -37,7 +37,7 @@
 // request of the highest class pays for that: it may wait for half of engine_queue behind those that were
 // sent ahead, or for an eighth once requests have waited for some seconds without a break.
 //
-// A request whose KV fits into no rank (NoRoom) lets others pass that need less, and they are not behind it in
+// A request whose KV fits into no rank (NoRoom) lets others pass that need less, and small ones are not behind it in
 // forecasts. What keeps it from waiting without end is the Starter's: it may keep a rank for the request.
 //
 // A request on hold is in the Queue and counts in its bounds, but is not dispatched before it is released:

@@ -242,7 +242,7 @@ func (l *poolQueue) ahead(it *Item, maxTenants int) int64 {
 	given, own, weight := k.floor(), int64(0), float64(max(it.Weight, 1))
 	tenant := k.find(it.Tenant, maxTenants)
 	if tenant != nil {
-		own, given, weight = tenant.usage.readyCost(), max(tenant.given, given), float64(tenant.weight)
+		own, given, weight = tenant.usage.readyCost(it.Cost), max(tenant.given, given), float64(tenant.weight)
 	}
 	// The request goes when its tenant has been given its other requests, and the others have as much.
 	turn := given + (float64(own)+float64(max(it.Cost, 1))/2)/weight
@@ -258,7 +258,7 @@ func (l *poolQueue) ahead(it *Item, maxTenants int) int64 {
 				continue
 			}
 			looked++
-			tokens += min(max(turn-n.tenant.given, 0)*float64(n.tenant.weight), float64(n.usage.readyCost()))
+			tokens += min(max(turn-n.tenant.given, 0)*float64(n.tenant.weight), float64(n.usage.readyCost(it.Cost)))
 		}
 	}
 	if others > most {

@@ -109,14 +109,22 @@ type usage struct {
 	bytes     int64
 	cost      int64
 	holdCost  int64 // of cost, of the requests on hold
-	noRoom    int   // of requests, those that wait until their KV fits, and let others pass meanwhile
+	noRoom    int   // of requests, those that wait until their KV fits, and let smaller ones pass meanwhile
 	roomCost  int64 // of cost, of these
 }
 
-// ready returns the number of requests that wait for capacity, and readyCost their cost: what is dispatched as ranks
-// have some, before others that arrive.
-func (u *usage) ready() int       { return u.requests - u.onHold - u.noRoom }
-func (u *usage) readyCost() int64 { return u.cost - u.holdCost - u.roomCost }
+// ready returns the number of requests that are not on hold.
+func (u *usage) ready() int { return u.requests - u.onHold }
+
+// readyCost returns the cost of what is dispatched before a request of that cost, as ranks have capacity: of all requests
+// that are not on hold. Those without room do not count if they are more than twice as large on average.
+func (u *usage) readyCost(cost int64) int64 {
+	n := u.cost - u.holdCost
+	if u.noRoom > 0 && u.roomCost/int64(u.noRoom) > 2*cost {
+		n -= u.roomCost
+	}
+	return n
+}
 
 func (u *usage) hold(it *Item, sign int) {
 	if it.OnHold {
@@ -386,8 +394,7 @@ func (q *Queue) Release(it *Item) {
 	k.updateClaim(it.tenant, 0)
 }
 
-// isIdle reports whether no request of a pool waits for capacity. One whose KV does not fit waits for room, while the
-// ranks have capacity for others.
+// isIdle reports whether no request of a pool waits for capacity.
 func (q *Queue) isIdle(pool string) bool {
 	l := q.pools[pool]
 	return l == nil || l.usage.ready() == 0
@@ -437,7 +444,7 @@ func (q *Queue) EndSweep(pool string) {
 	}
 }
 
-// setNoRoom notes whether a request waits until its KV fits: then those that arrive are not behind it.
+// setNoRoom notes whether a request waits until its KV fits: then smaller ones that arrive are not behind it.
 func (q *Queue) setNoRoom(it *Item, is bool) {
 	if it.noRoom == is {
 		return
@@ -620,7 +627,7 @@ func (q *Queue) Ahead(it *Item) int64 {
 	for i := range l.classes {
 		switch {
 		case i < it.Class:
-			tokens += l.classes[i].usage.readyCost()
+			tokens += l.classes[i].usage.readyCost(it.Cost)
 		case i > it.Class && l.classes[i].usage.ready() > 0:
 			lower += q.classes[i].MinShare
 		}

@@ -210,25 +210,6 @@ func TestMinimumShareOfFewLargeRequests(t *testing.T) {
 	}
 }
 
-// A pool in which only requests without room wait is idle: its ranks have capacity, and what they dispatch says nothing
-// about how fast a backlog is served.
-func TestIdleWithoutRoom(t *testing.T) {
-	c := NewController(Settings{Classes: []Class{{Name: "default"}}}, nil)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	w := &Waiter{Class: "default", Item: Item{Pool: "m", Cost: 1000}}
-	push(t, c.queue, &w.Item)
-	c.becomesReady(w)
-	for _, noRoom := range []bool{false, true, true, false, true} {
-		if c.setNoRoom(&w.Item, noRoom); c.queue.isIdle("m") != noRoom || c.rate("m").busy == noRoom {
-			t.Errorf("no room %v: idle %v, and the meter of the rate runs %v", noRoom, c.queue.isIdle("m"), c.rate("m").busy)
-		}
-	}
-	if c.rate("m").add(c.now(), 1000, rateWindow); c.rate("m").tokens != 0 {
-		t.Error("the rate counts what was dispatched while nothing waited for capacity")
-	}
-}
-
 // Requests that wait until their KV fits are not ahead of those that arrive.
 func TestAheadWithoutRoom(t *testing.T) {
 	q := NewQueue([]Class{{Name: "default"}}, Limits{})
@@ -243,6 +224,9 @@ func TestAheadWithoutRoom(t *testing.T) {
 		if q.setNoRoom(large, c.noRoom); ahead() != c.want {
 			t.Errorf("no room %v: %d tokens are ahead; want %d", c.noRoom, ahead(), c.want)
 		}
+	}
+	if n := q.Ahead(&Item{Pool: "m", Cost: 6000}); n != 10_100 {
+		t.Errorf("%d tokens are ahead of a request that is nearly as large as the one without room; want 10100", n)
 	}
 	q.Remove(large)
 	if ahead() != 100 || q.total.roomCost != 0 || q.perClass[0].roomCost != 0 {

@@ -40,12 +40,7 @@ func (m *rateMeter) end(now int64) {
 	m.busy = false
 }
 
-// add counts tokens that were dispatched. Those of a request that nothing but its own size kept waiting say nothing
-// about the rate: then the meter is not busy.
 func (m *rateMeter) add(now, tokens int64, window float64) {
-	if !m.busy {
-		return
-	}
 	m.advance(now, window)
 	m.tokens += float64(tokens)
 }

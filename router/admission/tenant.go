@@ -150,7 +150,7 @@ func (t *tenant) oldestWait(now int64) time.Duration {
 
 // countLate returns how many requests of the tenant are late.
 func (t *tenant) countLate() int {
-	n := t.usage.requests - t.usage.onHold
+	n := t.usage.ready()
 	for _, l := range t.lanes {
 		n -= len(l.heap)
 	}

@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -125,6 +126,7 @@ func (q *request) endUndecided() {
 	if q.isUndecided == nil {
 		return
 	}
+	q.r.kvClaims.release(q)
 	q.isUndecided.Add(-1)
 	q.isUndecided = nil
 	if q.undecidedAs != (undecidedKey{}) {
@@ -159,14 +161,33 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) || leg != schedule.PrefillLeg && !q.ignoresClaims && !q.r.kvClaims.isOpen(r, q) {
 		return false
 	}
+	if leg != schedule.PrefillLeg && schedule.ExceedsKV(r, q.prompt.Count) && q.fitsElsewhere() {
+		return false
+	}
 	todo, output := q.kvNeed(r)
 	return s.Scheduler.CanStart(r, leg, q.engineQueue(), todo, output)
 }
 
+// fitsElsewhere reports whether the whole KV of one of the ranks is large enough for the prompt.
+func (q *request) fitsElsewhere() bool {
+	return slices.ContainsFunc(q.kvRanks(), func(r *worker.Rank) bool {
+		return !q.isExcluded(r) && !schedule.ExceedsKV(r, q.prompt.Count)
+	})
+}
+
+// kvRanks returns the ranks whose KV the request needs until it ends.
+func (q *request) kvRanks() []*worker.Rank {
+	if q.plan.Family != nil {
+		return q.plan.Decode
+	}
+	return q.plan.Whole
+}
+
 // kvNeed returns how many tokens of prompt and output the KV of a rank must have room for: of a request of one token
-// if anySize is set.
+// if anySize is set, or if the rank's whole KV is too small. Then all others' are too (see isFree), and an engine must
+// refuse the request.
 func (q *request) kvNeed(r *worker.Rank) (todo, output int) {
-	if q.anySize {
+	if q.anySize || schedule.ExceedsKV(r, q.prompt.Count) {
 		return 0, 1
 	}
 	todo = q.prompt.Count

@@ -176,6 +176,8 @@ type admissionPart struct {
 	anySize         bool              // capacity is looked at for a request of one token
 	ignoresClaims   bool              // capacity is looked at without the claims of others
 	lacksKVSince    time.Time         // since when only its KV fits nowhere
+	stalledAt       *worker.Rank      // the rank of a claim that it has given up; nil: none
+	claimAgain      time.Time         // when it may have another one
 	backlog         admission.Backlog // of its pool at the last TryStart
 	isUndecided     *atomic.Int64     // the count of undecided that includes the request, or nil
 	undecidedAs     undecidedKey      // under which it is counted too; zero if nothing restricts it

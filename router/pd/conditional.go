@@ -63,8 +63,7 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 	decode := query.Query
 	decode.Leg, decode.Candidates = schedule.DecodeLeg, q.plan.Decode
 	hasTargets := q.hasTargets(&decode) // that of the first token is what a joint choice looks for in any case
-	avoidsClaims := q.avoidsClaims()
-	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !avoidsClaims {
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !q.avoidsClaims() {
 		return opt.Scheduler.ChooseJoint(&query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -78,18 +77,11 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 			q.skipped = append(q.skipped, r)
 		}
 	}
-	from, avoided := len(q.skipped), 0
-	if hasTargets {
-		avoided = q.skipSlowRanks(&decode)
-	}
-	if avoidsClaims {
-		avoided += q.skipClaimedRanks(q.plan.Decode)
-	}
+	a := q.avoid(&decode, hasTargets)
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.ChooseJoint(&query)
-		if !ok && avoided > 0 { // better one of them than none
-			q.skipped, avoided = slices.Delete(q.skipped, from, from+avoided), 0
+		if !ok && q.avoidsFewer(&a) {
 			continue
 		}
 		if !ok {

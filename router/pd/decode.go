@@ -153,7 +153,7 @@ func (q *request) reserveDecode() bool {
 		return true
 	}
 	var ok bool
-	q.reservedDecode, ok = q.choose(schedule.DecodeLeg, q.plan.Decode)
+	q.reservedDecode, ok = q.chooseDecode(schedule.DecodeLeg, q.plan.Decode)
 	q.endUndecided()
 	q.handover.Decode = q.reservedDecode.Rank
 	return ok
@@ -172,7 +172,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 		}
 		c.Reservation.Release()
 	}
-	return q.choose(leg, candidates)
+	return q.chooseDecode(leg, candidates)
 }
 
 // callDecode sends the leg and waits for the response head. The abort rule of abort.PhaseDecode is armed

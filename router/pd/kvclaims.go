@@ -2,6 +2,7 @@ package pd
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -63,7 +64,10 @@ func (c *kvClaims) isOpen(r *worker.Rank, q *request) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.delete(func(k *kvClaim) bool { return time.Now().After(k.lapses) })
+	now := time.Now()
+	if slices.ContainsFunc(c.list, func(k kvClaim) bool { return now.After(k.lapses) }) {
+		c.delete(func(k *kvClaim) bool { return now.After(k.lapses) })
+	}
 	return !slices.ContainsFunc(c.list, func(k kvClaim) bool { return k.rank == r && k.binds(q) })
 }
 
@@ -96,17 +100,17 @@ func (c *kvClaims) claim(r *worker.Rank, q *request, missing int64) bool {
 	return true
 }
 
-// renew prolongs the request's claim, or gives it up if it has stalled. It returns false if the request has none on one
-// of the ranks. missing returns how many blocks a rank lacks.
-func (c *kvClaims) renew(q *request, ranks []*worker.Rank, missing func(*worker.Rank) int64) bool {
+// renew prolongs the request's claim. It returns false if the request has none on one of the ranks, and given up as
+// stalled if it was that now. missing returns how many blocks a rank lacks.
+func (c *kvClaims) renew(q *request, ranks []*worker.Rank, missing func(*worker.Rank) int64) (renewed bool, stalled *worker.Rank) {
 	if c.n.Load() == 0 {
-		return false
+		return false, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i := slices.IndexFunc(c.list, func(k kvClaim) bool { return k.owner == q })
 	if i < 0 || !slices.Contains(ranks, c.list[i].rank) {
-		return false
+		return false, nil
 	}
 	k, now := &c.list[i], time.Now()
 	if n := missing(k.rank); n < k.least {
@@ -114,9 +118,21 @@ func (c *kvClaims) renew(q *request, ranks []*worker.Rank, missing func(*worker.
 	}
 	k.lapses = now.Add(claimLasts)
 	if now.Sub(k.fell) >= claimStalls {
+		stalled = k.rank
 		k.owner, k.rank, k.lapses = nil, nil, now.Add(claimStalls)
 	}
-	return true
+	return true, stalled
+}
+
+// keep lets the request have its claim for a longer time without attempts to start it.
+func (c *kvClaims) keep(q *request, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.list {
+		if k := &c.list[i]; k.owner == q {
+			k.lapses = time.Now().Add(d)
+		}
+	}
 }
 
 // release ends the request's claim.
@@ -167,21 +183,6 @@ func (q *request) yieldsToClaim() bool {
 	return q.hasCapacity()
 }
 
-// avoidsClaims reports whether a choice has to leave out ranks that are kept for others. One that is bound late does so
-// in any case.
-func (q *request) avoidsClaims() bool { return q.r.kvClaims.n.Load() > 0 && !q.bindLate }
-
-// skipClaimedRanks appends the candidates that are kept for others to q.skipped and returns their number.
-func (q *request) skipClaimedRanks(candidates []*worker.Rank) int {
-	before := len(q.skipped)
-	for _, r := range candidates {
-		if !slices.Contains(q.skipped, r) && !q.r.kvClaims.isOpen(r, q) {
-			q.skipped = append(q.skipped, r)
-		}
-	}
-	return len(q.skipped) - before
-}
-
 // awaitKV notes that only the KV of the request fits nowhere. After claimAfter it claims the rank that lacks the fewest
 // blocks of those that it may use.
 func (q *request) awaitKV() {
@@ -189,21 +190,22 @@ func (q *request) awaitKV() {
 	if q.lacksKVSince.IsZero() {
 		q.lacksKVSince = now
 	}
-	ranks := q.plan.Whole
-	if q.plan.Family != nil {
-		ranks = q.plan.Decode
-	}
+	ranks := q.kvRanks()
 	missing := func(r *worker.Rank) int64 { return schedule.MissingKV(r, q.newKVTokens(r), q.maxTokens) }
-	if q.r.kvClaims.renew(q, ranks, missing) || now.Sub(q.lacksKVSince) < claimAfter {
+	renewed, stalled := q.r.kvClaims.renew(q, ranks, missing)
+	if stalled != nil {
+		q.stalledAt, q.claimAgain = stalled, now.Add(2*claimStalls) // others of its class may have a claim first
+	}
+	if renewed || now.Sub(q.lacksKVSince) < claimAfter || now.Before(q.claimAgain) {
 		return
 	}
 	var best *worker.Rank
-	least := int64(0)
+	least := int64(math.MaxInt64)
 	for _, r := range ranks {
-		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) || !q.r.kvClaims.isOpen(r, q) {
+		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) || schedule.ExceedsKV(r, q.prompt.Count) || !q.r.kvClaims.isOpen(r, q) {
 			continue
 		}
-		if n := missing(r); best == nil || n < least {
+		if n := missing(r); best == nil || best == q.stalledAt || n < least && r != q.stalledAt {
 			best, least = r, n
 		}
 	}
@@ -212,10 +214,28 @@ func (q *request) awaitKV() {
 	}
 }
 
-// endKVWait ends what awaitKV has begun.
+// endKVWait ends what awaitKV has begun. A request that chooses its decode rank after its prefill keeps its claim until
+// then: others would take the room meanwhile.
 func (q *request) endKVWait() {
-	q.r.kvClaims.release(q)
-	q.lacksKVSince = time.Time{}
+	if q.isUndecided != nil && q.r.kvClaims.n.Load() > 0 {
+		q.r.kvClaims.keep(q, q.settings.Timeouts.Prefill)
+	} else {
+		q.r.kvClaims.release(q)
+	}
+	q.lacksKVSince, q.claimAgain, q.stalledAt = time.Time{}, time.Time{}, nil
+}
+
+// chooseDecode chooses the rank that is kept for the request, if that still has room, or else one of the candidates.
+func (q *request) chooseDecode(leg schedule.LegKind, candidates []*worker.Rank) (schedule.Choice, bool) {
+	if q.r.kvClaims.n.Load() > 0 {
+		i := slices.IndexFunc(candidates, func(r *worker.Rank) bool { return q.r.kvClaims.owns(r, q) })
+		if i >= 0 && !q.isExcluded(candidates[i]) && q.isFree(leg, candidates[i]) {
+			if c, ok := q.choose(leg, candidates[i:i+1]); ok {
+				return c, true
+			}
+		}
+	}
+	return q.choose(leg, candidates)
 }
 
 // newKVTokens returns how many tokens of the prompt need new blocks of a rank's KV: those that it does not hold on the

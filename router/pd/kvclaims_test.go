@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -76,8 +77,10 @@ func TestKVClaimEnds(t *testing.T) {
 	r := &worker.Rank{}
 	owner, other := claimant(t, runner, "m", "batch", "chat", "batch"), claimant(t, runner, "m", "batch", "chat", "batch")
 	missing := int64(10)
-	renew := func() bool {
-		return c.renew(owner, []*worker.Rank{r}, func(*worker.Rank) int64 { return missing })
+	var stalled *worker.Rank
+	renew := func() (ok bool) {
+		ok, stalled = c.renew(owner, []*worker.Rank{r}, func(*worker.Rank) int64 { return missing })
+		return ok
 	}
 	c.claim(r, owner, missing)
 	c.list[0].lapses = time.Now().Add(-time.Millisecond)
@@ -92,12 +95,12 @@ func TestKVClaimEnds(t *testing.T) {
 	for range 3 { // each time nearer
 		c.list[0].fell = time.Now().Add(-2 * claimStalls)
 		missing--
-		if !renew() || c.isOpen(r, other) {
+		if !renew() || stalled != nil || c.isOpen(r, other) {
 			t.Fatal("a claim that comes nearer was given up")
 		}
 	}
 	c.list[0].fell = time.Now().Add(-2 * claimStalls)
-	if renew(); !c.isOpen(r, other) {
+	if renew(); !c.isOpen(r, other) || stalled != r {
 		t.Error("a claim that has stalled holds")
 	}
 	if c.claim(r, owner, missing); c.owns(r, owner) {
@@ -109,7 +112,27 @@ func TestKVClaimEnds(t *testing.T) {
 	}
 	c.release(higher)
 	c.claim(r, owner, missing)
-	if !c.owns(r, owner) || c.renew(owner, nil, nil) {
+	if ok, _ := c.renew(owner, nil, nil); !c.owns(r, owner) || ok {
 		t.Error("a claim on a rank that the request may not use any more was renewed")
+	}
+	if c.keep(owner, time.Hour); time.Until(c.list[0].lapses) < time.Minute {
+		t.Error("a claim that is kept lapses")
+	}
+}
+
+// A choice outside the queue avoids kept ranks and, among the others, slow ones. If it finds none, it takes slow ones
+// first.
+func TestAvoidsFewer(t *testing.T) {
+	failed, kept, slow, over := &worker.Rank{}, &worker.Rank{}, &worker.Rank{}, &worker.Rank{}
+	q := &request{}
+	q.skipped = []*worker.Rank{failed, kept, slow, over}
+	a := avoided{from: 1, kept: 1, slow: 1}
+	for i, want := range [][]*worker.Rank{{failed, kept, over}, {failed, over}} {
+		if !q.avoidsFewer(&a) || !slices.Equal(q.skipped, want) {
+			t.Errorf("step %d leaves out %d ranks; want %d", i, len(q.skipped), len(want))
+		}
+	}
+	if q.avoidsFewer(&a) || len(q.skipped) != 2 {
+		t.Error("ranks that have failed or are over their limits must be left out in any case")
 	}
 }

@@ -17,8 +17,7 @@ import (
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
 	hasTargets := q.hasTargets(query)
-	avoidsClaims := query.Leg != schedule.PrefillLeg && q.avoidsClaims()
-	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !avoidsClaims {
+	if !opt.Fleet.HasLimits() && !q.bindLate && !hasTargets && !q.avoidsClaims() {
 		return opt.Scheduler.Choose(query)
 	}
 	q.skipped = append(q.skipped[:0], q.excluded...)
@@ -27,19 +26,12 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 			q.skipped = append(q.skipped, c)
 		}
 	}
-	from, avoided := len(q.skipped), 0
-	if hasTargets {
-		avoided = q.skipSlowRanks(query)
-	}
-	if avoidsClaims {
-		avoided += q.skipClaimedRanks(query.Candidates)
-	}
+	a := q.avoid(query, hasTargets)
 	for {
 		query.Excluded = q.skipped
 		c, ok := opt.Scheduler.Choose(query)
 		switch {
-		case !ok && avoided > 0: // better one of them than none
-			q.skipped, avoided = slices.Delete(q.skipped, from, from+avoided), 0
+		case !ok && q.avoidsFewer(&a):
 			continue
 		case !ok && q.handover.Handle != nil && query.Leg == schedule.DecodeLeg:
 			query.Excluded = q.excluded
@@ -50,6 +42,46 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 		c.Reservation.Release()
 		q.skipped = append(q.skipped, c.Rank)
 	}
+}
+
+// avoided are ranks in q.skipped, from an index, that are better than none: the kept ones and then the slow ones.
+type avoided struct{ from, kept, slow int }
+
+// avoid makes a choice leave out ranks that are kept for others and, of the rest, those on which the request would miss
+// more of its targets.
+func (q *request) avoid(query *schedule.Query, hasTargets bool) avoided {
+	a := avoided{from: len(q.skipped)}
+	if query.Leg != schedule.PrefillLeg && q.avoidsClaims() {
+		for _, r := range query.Candidates {
+			if !slices.Contains(q.skipped, r) && !q.r.kvClaims.isOpen(r, q) {
+				q.skipped = append(q.skipped, r)
+			}
+		}
+		a.kept = len(q.skipped) - a.from
+	}
+	if hasTargets {
+		a.slow = q.skipSlowRanks(query)
+	}
+	return a
+}
+
+// avoidsClaims reports whether a choice has to leave out ranks that are kept for others. One that is bound late does so
+// in any case.
+func (q *request) avoidsClaims() bool { return q.r.kvClaims.n.Load() > 0 && !q.bindLate }
+
+// avoidsFewer lets a choice that found no rank take the slow ones too, and then the kept ones. It returns false if it
+// may take them already.
+func (q *request) avoidsFewer(a *avoided) bool {
+	from := a.from + a.kept
+	switch {
+	case a.slow > 0:
+		q.skipped, a.slow = slices.Delete(q.skipped, from, from+a.slow), 0
+	case a.kept > 0:
+		q.skipped, a.kept = slices.Delete(q.skipped, a.from, from), 0
+	default:
+		return false
+	}
+	return true
 }
 
 // skips reports whether a choice leaves a rank out: it is at a load limit or, if the choice was left

@@ -182,6 +182,7 @@ func (q *request) recycle() {
 	q.prefillLeg.abandon()
 	q.decodeLeg.monitor.Reset()
 	q.releaseAdmitted()
+	r.kvClaims.release(q)
 	q.preemption.end()
 	if q.answerLease != nil {
 		q.answerLease.Release()

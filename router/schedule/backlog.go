@@ -166,8 +166,8 @@ func UnderPressure(r *worker.Rank) bool {
 
 // FitsKV reports whether the KV of a request fits into the free blocks of a rank, as the engine reports
 // them, beside the prompts that it has not computed yet. todo is the number of tokens of the prompt that are not
-// cached there. It returns true where the engine decides itself: if it reports no usage or has no requests, and if its
-// whole KV is too small for the prompt, so that it refuses the request.
+// cached there. It returns true if the engine reports no usage, and for a rank without requests: such
+// an engine decides itself.
 func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
 	return MissingKV(r, todo, maxTokens) == 0
 }
@@ -176,12 +176,18 @@ func FitsKV(r *worker.Rank, todo, maxTokens int) bool {
 // does (see FitsKV).
 func MissingKV(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
-	if usage < 0 || total <= 0 || r.Requests.Load() == 0 || blocksFor(r, todo, 0) > total {
+	if usage < 0 || total <= 0 || r.Requests.Load() == 0 {
 		return 0
 	}
 	free := int64((1 - min(usage, 1)) * float64(total))
 	pending := r.PrefillTokens.Load() / int64(sizeOf(r))
 	return max(int64(blocksFor(r, todo, outputTokens(maxTokens)))-(free-pending), 0)
+}
+
+// ExceedsKV reports whether a prompt is larger than the whole KV of a rank.
+func ExceedsKV(r *worker.Rank, prompt int) bool {
+	total := r.Worker.Info().TotalBlocks
+	return total > 0 && blocksFor(r, prompt, 0) > total
 }
 
 // KVBlocks returns how many blocks a number of tokens takes on a rank.
@@ -196,10 +202,10 @@ func FreeKV(r *worker.Rank, blocks int64) {
 }
 
 // KVHeadroom returns how many requests of a size fit into the free blocks of a rank, as FitsKV counts them:
-// at least one into a rank without requests, and math.MaxInt64 if the engine reports no usage or its KV is too small.
+// at least one into a rank without requests, and math.MaxInt64 if the engine reports no usage.
 func KVHeadroom(r *worker.Rank, todo, maxTokens int) int64 {
 	usage, total := r.KVUsage(), r.Worker.Info().TotalBlocks
-	if usage < 0 || total <= 0 || blocksFor(r, todo, 0) > total {
+	if usage < 0 || total <= 0 {
 		return math.MaxInt64
 	}
 	least := int64(0)

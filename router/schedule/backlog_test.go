@@ -1,7 +1,6 @@
 package schedule
 
 import (
-	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +104,36 @@ func TestUnseenWorkWithoutRate(t *testing.T) {
 	}
 }
 
+// What an engine reports as waiting is not taken for the work of other routers after this router's requests, which it
+// included, have ended: else the rank would get nothing until the next report.
+func TestBacklogOfOthers(t *testing.T) {
+	s, r := newBacklogRank()
+	for _, c := range []struct {
+		what             string
+		reported, now    int64 // requests of this router
+		waiting, tokens  int64 // in the report
+		wantsMoreThanOwn bool
+	}{
+		{"its own, which wait", 3, 3, 2, -1, false},
+		{"its own, which have ended since", 3, 0, 2, -1, false},
+		{"others'", 0, 0, 2, -1, true},
+		{"more than its own", 1, 3, 5, -1, true},
+		{"tokens of its own, which have ended since", 3, 0, 2, 300, false},
+		{"tokens of others", 1, 1, 2, 300, true},
+	} {
+		r.Waiting.Store(c.waiting)
+		r.QueuedTokens.Store(c.tokens)
+		r.Requests.Store(c.reported)
+		r.PrefillTokens.Store(100 * c.reported)
+		r.CountReport()
+		r.Requests.Store(c.now)
+		r.PrefillTokens.Store(100 * c.now)
+		if got := s.Backlog(r); got > 0 != c.wantsMoreThanOwn {
+			t.Errorf("the report has %s: the backlog of others is %v", c.what, got)
+		}
+	}
+}
+
 func TestPressureAndKV(t *testing.T) {
 	_, r := newBacklogRank()
 	r.Worker.SetInfo(&worker.Info{TotalBlocks: 100, BlockSize: 16})
@@ -132,15 +161,10 @@ func TestPressureAndKV(t *testing.T) {
 	if n := KVHeadroom(r, 100*16, 1); n != 1 {
 		t.Errorf("a rank without requests has room for %d; want 1, since its engine decides itself", n)
 	}
-	r.Requests.Store(1)
-	r.SetKVUsage(0.5)
-	for tokens, lacks := range map[int]bool{100 * 16: true, 100*16 + 1: false} {
-		if n := MissingKV(r, tokens, 1); n > 0 != lacks {
-			t.Errorf("a prompt of %d tokens lacks %d of 100 blocks; the engine must refuse what never fits, and the rest must wait", tokens, n)
+	for tokens, want := range map[int]bool{100 * 16: false, 100*16 + 1: true} {
+		if ExceedsKV(r, tokens) != want {
+			t.Errorf("a prompt of %d tokens exceeds 100 blocks of 16: %v; want %v", tokens, !want, want)
 		}
-	}
-	if n := KVHeadroom(r, 100*16+1, 1); n != math.MaxInt64 {
-		t.Errorf("there is room for %d prompts that never fit; want no bound", n)
 	}
 }
 

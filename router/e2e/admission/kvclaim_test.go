@@ -148,6 +148,50 @@ func TestDecodeChoiceLeavesKeptRank(t *testing.T) {
 	wantEmpty(t, p.Router, p.engines...)
 }
 
+// TestClaimHoldsUntilDecode: while the prompt of a large request is computed, the rank whose blocks it needs is still kept
+// for it, and its decode leg goes there.
+func TestClaimHoldsUntilDecode(t *testing.T) {
+	t.Parallel()
+	p := startPair(t, 15*time.Second)
+	large := begin(t, p.Router, harness.ChatOf(harness.PromptWords(1500, 1)))
+	untilWaiting(t, p.Router, "default", 1)
+	release := make(chan struct{})
+	p.engines[0].Fault(sim.Fault{Kind: sim.Stall, Path: "/v1/chat", Until: release, N: 1})
+	p.a.SetKVUsage(0)
+	testwait.UntilWithin(t, 5*time.Second, "its prompt is computed", func() bool { return len(harness.GenerateRequests(p.engines[0])) == 1 })
+	for i := range 8 {
+		within(t, "a small one", 5*time.Second, 200, begin(t, p.Router, harness.ChatOf(fmt.Sprint("small words ", i))))
+	}
+	if n := len(harness.GenerateRequests(p.engines[1])); n > 0 {
+		t.Errorf("%d of 8 small requests were decoded on the rank that is kept for the large one", n)
+	}
+	close(release)
+	within(t, "the large one", 5*time.Second, 200, large)
+	if n := len(harness.GenerateRequests(p.engines[1])); n != 1 {
+		t.Errorf("%d requests were decoded on the rank that was kept; want the large one", n)
+	}
+	p.end()
+	wantEmpty(t, p.Router, p.engines...)
+}
+
+// TestLargerThanOneKV: a prompt that is larger than the whole KV of one rank waits for another, however busy that is.
+func TestLargerThanOneKV(t *testing.T) {
+	t.Parallel()
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	r := harness.StartRouter(t, withoutReports, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
+	ra, rb := rankOf(t, r, "a"), rankOf(t, r, "b")
+	end := occupy(map[*worker.Rank]float64{ra: 0.9})
+	setKV(rb, 50, 0) // an idle rank
+	large := begin(t, r, harness.ChatOf(harness.PromptWords(1500, 1)))
+	untilWaiting(t, r, "default", 1)
+	ra.SetKVUsage(0)
+	if got := within(t, "the large one", 5*time.Second, 200, large).Header.Get("X-Sluice-Worker"); got != "a" {
+		t.Errorf("it was sent to %s, which can never hold it; want a", got)
+	}
+	end()
+	wantEmpty(t, r, a, b)
+}
+
 // TestLargerThanAllKV: a prompt that fits into no engine is sent at once, since waiting cannot help, and keeps no rank.
 func TestLargerThanAllKV(t *testing.T) {
 	t.Parallel()
