@@ -331,6 +331,7 @@ impl Default for Dumps {
 pub fn dumps(v: &Value, o: &Dumps, limit: usize) -> std::result::Result<String, String> {
     let mut w = Writer { out: String::new(), o, limit };
     w.value(v, 0)?;
+    w.check()?;
     Ok(w.out)
 }
 
@@ -350,9 +351,7 @@ impl Writer<'_> {
         if !work(2) {
             return Err("tojson: the rendering was stopped".into());
         }
-        if self.out.len() > self.limit {
-            return Err("tojson: the result is too long".into());
-        }
+        self.check()?;
         match v.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if v.is_true() { "true" } else { "false" }),
@@ -376,10 +375,20 @@ impl Writer<'_> {
         Ok(())
     }
 
+    fn check(&self) -> Written {
+        if self.out.len() > self.limit {
+            return Err("tojson: the result is too long".into());
+        }
+        Ok(())
+    }
+
     fn line(&mut self, depth: usize) {
         if let Some(indent) = &self.o.indent {
             self.out.push('\n');
             for _ in 0..depth {
+                if self.out.len() > self.limit {
+                    return; // the next check says so
+                }
                 self.out.push_str(indent);
             }
         }

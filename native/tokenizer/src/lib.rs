@@ -7,8 +7,11 @@ mod convert;
 mod encoder;
 mod error;
 mod json;
+mod memory;
 mod model;
 mod render;
+mod rewrite;
+mod text;
 mod value;
 
 use std::ffi::{CStr, c_char, c_int};

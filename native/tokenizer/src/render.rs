@@ -15,7 +15,9 @@ use minijinja::{Environment, Error as JinjaError, ErrorKind, State, UndefinedBeh
 use crate::bounds::{self, charge, work};
 use crate::error::{Code, Error, Result};
 use crate::json;
-use crate::value::{DICT_METHODS, Dict, List, SUBSCRIPT, write_repr, write_str};
+use crate::rewrite;
+use crate::text::{self, Limited, is_space, output_limit, written};
+use crate::value::{Dict, List, write_str};
 
 /// The name under which every compiled template is kept.
 const NAME: &str = "template";
@@ -71,8 +73,7 @@ impl Template {
         let i = SIZES.iter().position(|s| size <= *s).unwrap_or(SIZES.len() - 1);
         if self.envs[i].get().is_none() {
             let mut env = environment(fuel(SIZES[i]));
-            let source = mark_subscripts(generation_blocks(&line_feeds(&self.source)));
-            let source = bounds::rewrite(&source, NAME, env.syntax())?;
+            let source = rewrite::rewrite(&line_feeds(&self.source), NAME, env.syntax())?;
             env.add_template_owned(NAME, source).map_err(|e| Error::template(describe(&e)))?;
             let _ = self.envs[i].set(env); // another thread may have been faster
         }
@@ -90,7 +91,7 @@ impl Template {
         let done = t.render_captured_to(Value::from_object(root), &mut out).map(|_| ());
         if let Some(code) = bounds::end() {
             return Err(match code {
-                Code::Limit => Error::new(code, format!("the template writes more than {} bytes or reads too much", limits.output)),
+                Code::Limit => Error::new(code, format!("the template writes more than {} bytes, or reads or keeps too much", limits.output)),
                 _ => Error::new(code, "the template ran past its deadline"),
             });
         }
@@ -172,33 +173,6 @@ fn line_feeds(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
-/// Replaces `{% generation %}` blocks, which only mark what the assistant wrote, by
-/// blocks with the same scope.
-fn generation_blocks(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(i) = rest.find("{%") {
-        let (before, tag) = rest.split_at(i);
-        out.push_str(before);
-        let inner = &tag[2..];
-        let body = inner.trim_start_matches(['-', '+']);
-        let open = &inner[..inner.len() - body.len()];
-        let word = body.trim_start();
-        let (name, with) = if word.starts_with("endgeneration") { ("endgeneration", "endwith") } else { ("generation", "with") };
-        let after = word.strip_prefix(name).unwrap_or("x").trim_start();
-        let end = after.trim_start_matches(['-', '+']);
-        if after.len() - end.len() <= 1 && end.starts_with("%}") {
-            let _ = write!(out, "{{%{open} {with} {}%}}", &after[..after.len() - end.len()]);
-            rest = &end[2..];
-        } else {
-            out.push_str("{%");
-            rest = inner;
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
 /// Reports whether an expression both marks a string as safe and adds strings. Jinja then
 /// escapes those that are not marked (`+`, not `~`); minijinja without automatic escaping does not.
 fn joins_markup(source: &str) -> bool {
@@ -212,26 +186,6 @@ fn joins_markup(source: &str) -> bool {
     })
 }
 
-/// Marks subscripts by names of methods, see SUBSCRIPT.
-fn mark_subscripts(source: String) -> String {
-    let mut source = source;
-    for name in DICT_METHODS {
-        for quote in ['\'', '"'] {
-            let plain = format!("[{quote}{name}{quote}]");
-            let mut from = 0;
-            while let Some(i) = source[from..].find(&plain) {
-                let at = from + i;
-                // A list with one string follows an operator or a blank.
-                if source[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ']' | ')' | '\'' | '"')) {
-                    source.insert(at + 2, SUBSCRIPT);
-                }
-                from = at + plain.len();
-            }
-        }
-    }
-    source
-}
-
 /// The environment of every template, as transformers sets it up.
 fn environment(fuel: u64) -> Environment<'static> {
     let mut env = Environment::new();
@@ -243,31 +197,19 @@ fn environment(fuel: u64) -> Environment<'static> {
     env.set_recursion_limit(100);
     env.set_fuel(Some(fuel));
     env.set_formatter(|out, _, v| {
-        // What a macro or a block captures does not pass the bound of the output.
+        // What a macro or a block captures passes neither the clock nor the bound of the output.
+        bounds::check_bytes(v.as_str().map_or(0, str::len))?;
         let mut out = Limited { out, left: output_limit() };
         write_str(&mut out, v).map_err(|_| JinjaError::new(ErrorKind::WriteFailure, "cannot write"))
     });
     bounds::install(&mut env);
-    env.set_unknown_method_callback(method);
+    env.set_unknown_method_callback(text::method);
     env.add_function("raise_exception", |state: &State, text: Value| -> std::result::Result<Value, JinjaError> {
         Err(JinjaError::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(written(state, &text)?)))
     });
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |state: &State, v: Value| match v.kind() {
-        ValueKind::String => Ok(v),
-        _ => written(state, &v).map(Value::from),
-    });
-    env.add_filter("pprint", |state: &State, v: Value| -> std::result::Result<String, JinjaError> {
-        let text = limited(|out| write_repr(out, &v))?;
-        charge(state, text.len())?;
-        Ok(text)
-    });
-    env.add_filter("trim", |state: &State, v: Value, chars: Option<Value>| match v.as_str() {
-        Some(s) => trim(state, s, chars.as_ref(), true, true),
-        None => trim(state, &written(state, &v)?, chars.as_ref(), true, true),
-    });
-    env.add_filter("indent", indent);
+    text::install(&mut env);
     env.add_test("sequence", |v: Value| {
         matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
@@ -276,38 +218,6 @@ fn environment(fuel: u64) -> Environment<'static> {
     });
     env.add_test("number", |v: Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     env
-}
-
-/// What Python's `str` gives.
-fn written(state: &State, v: &Value) -> std::result::Result<String, JinjaError> {
-    let text = limited(|out| write_str(out, v))?;
-    charge(state, text.len())?;
-    Ok(text)
-}
-
-fn limited(write: impl FnOnce(&mut dyn Write) -> fmt::Result) -> std::result::Result<String, JinjaError> {
-    let mut text = String::new();
-    match write(&mut Limited { out: &mut text, left: output_limit() }) {
-        Ok(()) => Ok(text),
-        Err(_) => Err(JinjaError::new(ErrorKind::WriteFailure, "cannot write")),
-    }
-}
-
-/// Writes at most as many bytes as are left.
-struct Limited<'a, W: Write + ?Sized> {
-    out: &'a mut W,
-    left: usize,
-}
-
-impl<W: Write + ?Sized> Write for Limited<'_, W> {
-    fn write_str(&mut self, s: &str) -> fmt::Result {
-        let Some(left) = self.left.checked_sub(s.len()) else {
-            bounds::fail(Code::Limit);
-            return Err(fmt::Error);
-        };
-        self.left = left;
-        self.out.write_str(s)
-    }
 }
 
 fn tojson(state: &State, v: Value, kwargs: Kwargs) -> std::result::Result<Value, JinjaError> {
@@ -337,63 +247,6 @@ fn tojson(state: &State, v: Value, kwargs: Kwargs) -> std::result::Result<Value,
     Ok(Value::from(text))
 }
 
-/// Jinja's `indent`. A final line break stays.
-fn indent(v: Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, kwargs: Kwargs) -> std::result::Result<String, JinjaError> {
-    let width = match kwargs.get::<Option<Value>>("width")? {
-        None => width,
-        given => given,
-    };
-    let first = kwargs.get::<Option<bool>>("first")?.or(first).unwrap_or(false);
-    let blank = kwargs.get::<Option<bool>>("blank")?.or(blank).unwrap_or(false);
-    kwargs.assert_all_used()?;
-    let by = match width {
-        None => "    ".to_string(),
-        Some(w) => match (w.as_str(), w.as_i64()) {
-            (Some(s), _) => s.to_string(),
-            (_, Some(n)) => " ".repeat(n.clamp(0, 1024) as usize),
-            _ => return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: want a number or a string")),
-        },
-    };
-    let text = limited(|out| write_str(out, &v))? + "\n";
-    bounds::check_bytes(text.len())?;
-    let lines = split_lines(&text);
-    if text.len().saturating_add(lines.len().saturating_mul(by.len() + 1)) > output_limit() {
-        return Err(JinjaError::new(ErrorKind::InvalidOperation, "indent: the result is too long"));
-    }
-    let mut out = String::with_capacity(text.len() + lines.len() * by.len());
-    for (i, line) in lines.iter().enumerate() {
-        if i > 0 {
-            out.push('\n');
-        }
-        if if i == 0 { first } else { blank || !line.is_empty() } {
-            out.push_str(&by);
-        }
-        out.push_str(line);
-    }
-    Ok(out)
-}
-
-/// `str.splitlines`.
-fn split_lines(text: &str) -> Vec<&str> {
-    let mut lines = Vec::new();
-    let mut rest = text;
-    let ends = |c: char| matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
-    while let Some(i) = rest.find(ends) {
-        lines.push(&rest[..i]);
-        let end = &rest[i..];
-        let n = if end.starts_with("\r\n") { 2 } else { end.chars().next().map_or(1, char::len_utf8) };
-        rest = &end[n..];
-    }
-    if !rest.is_empty() {
-        lines.push(rest);
-    }
-    lines
-}
-
-fn output_limit() -> usize {
-    bounds::call().map_or(1 << 20, |c| c.output)
-}
-
 /// The local time, as C's `strftime` writes it, which is what Python uses.
 fn strftime_now(format: String) -> std::result::Result<String, JinjaError> {
     let bad = |what: &str| JinjaError::new(ErrorKind::InvalidOperation, format!("strftime_now: {what}"));
@@ -421,51 +274,6 @@ fn strftime_now(format: String) -> std::result::Result<String, JinjaError> {
     };
     buf.truncate(n);
     String::from_utf8(buf).map_err(|_| bad("the result is not UTF-8"))
-}
-
-/// `str.isspace`: Unicode white space, and the four separators of ASCII.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
-
-/// `str.strip`, `lstrip` and `rstrip`.
-fn trim(state: &State, s: &str, chars: Option<&Value>, left: bool, right: bool) -> std::result::Result<Value, JinjaError> {
-    let set = chars.filter(|v| v.kind() == ValueKind::String).and_then(|v| v.as_str());
-    let drop = |c: char| match set {
-        Some(set) => set.contains(c),
-        None => is_space(c),
-    };
-    let mut t = s;
-    if left {
-        t = t.trim_start_matches(drop);
-    }
-    if right {
-        t = t.trim_end_matches(drop);
-    }
-    // Each character that is dropped has been looked for in the set.
-    let looked = (s.len() - t.len()).saturating_mul(1 + set.map_or(0, str::len));
-    charge(state, looked)?;
-    Ok(Value::from(t))
-}
-
-/// Methods of Python's types that minijinja-contrib lacks or does differently.
-fn method(state: &mut State, v: &Value, name: &str, args: &[Value]) -> std::result::Result<Value, JinjaError> {
-    if let Some(s) = v.as_str() {
-        match (name, args.len()) {
-            ("strip", 0 | 1) => return trim(state, s, args.first(), true, true),
-            ("lstrip", 0 | 1) => return trim(state, s, args.first(), true, false),
-            ("rstrip", 0 | 1) => return trim(state, s, args.first(), false, true),
-            ("startswith" | "endswith", _) => charge(state, 0)?, // they look at the beginning or the end only
-            _ => charge(state, s.len())?,
-        }
-        match (name, args.len()) {
-            ("splitlines", 0) => return Ok(split_lines(s).into_iter().map(Value::from).collect()),
-            ("removeprefix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_prefix(p)).unwrap_or(s))),
-            ("removesuffix", 1) => return Ok(Value::from(args[0].as_str().and_then(|p| s.strip_suffix(p)).unwrap_or(s))),
-            _ => {}
-        }
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, v, name, args)
 }
 
 /// The variables of a template; unlike a dictionary of a request it has no methods.

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use minijinja::value::{Enumerator, Object, ObjectExt, ObjectRepr, Tuple, Value, ValueKind};
+use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, Tuple, Value, ValueKind};
 
 use crate::bounds::{read, running, work};
 use crate::json::float_repr;
@@ -252,6 +252,11 @@ pub fn write_str(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
     }
 }
 
+/// Reports whether a list is a tuple in Python. What groupby gives is of a type that minijinja keeps to itself.
+pub fn is_tuple(o: &DynObject) -> bool {
+    o.is::<Tuple>() || o.type_name().ends_with("GroupTuple")
+}
+
 /// Writes what Python's `repr` gives of a value.
 pub fn write_repr(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
     if !work(2) {
@@ -265,14 +270,19 @@ pub fn write_repr(f: &mut dyn fmt::Write, v: &Value) -> fmt::Result {
         ValueKind::String => quote(f, v.as_str().unwrap_or_default()),
         ValueKind::Undefined => f.write_str("Undefined"),
         ValueKind::Seq | ValueKind::Iterable => {
-            f.write_char('[')?;
+            let (open, close) = match v.as_object().is_some_and(is_tuple) {
+                true if v.len() == Some(1) => ("(", ",)"),
+                true => ("(", ")"),
+                false => ("[", "]"),
+            };
+            f.write_str(open)?;
             for (i, x) in v.try_iter().map_err(|_| fmt::Error)?.enumerate() {
                 if i > 0 {
                     f.write_str(", ")?;
                 }
                 write_repr(f, &x)?;
             }
-            f.write_char(']')
+            f.write_str(close)
         }
         ValueKind::Map => {
             f.write_char('{')?;

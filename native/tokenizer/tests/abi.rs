@@ -305,13 +305,116 @@ fn hostile_templates_fail_in_time() {
     }
 }
 
+/// Each of these took gigabytes of memory, which can end the process, or many times its time, with a request of
+/// 1.5 MB, whose steps are bounded by what real templates take of the longest requests.
+#[test]
+fn hostile_templates_fail_in_memory() {
+    let m = tiny();
+    let chat = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "a".repeat(1_500_000));
+    let b = "{% set b = messages[0].content %}";
+    let many = |expression: &str| format!("{b}{{{{ [{}]|length }}}}", vec![expression; 240].join(","));
+    let number = |body: &str| b.to_string() + &(0..6000).map(|i| body.replace("vN", &format!("v{i}"))).collect::<String>();
+    let list = |body: &str| format!("{{% set x = messages[0].content|list %}}{}", body.replace("x+x", &["x"; 200].join("+")));
+    let calls: String = (0..30).map(|i| format!("{{% macro f{i}() %}}{{% if f{0}() or f{0}() %}}{{% endif %}}{{% endmacro %}}", i + 1)).collect();
+    let brackets = |inner: &str| format!("{}{inner}{}", "[".repeat(30), "]".repeat(30));
+    let templates = [
+        // Formats.
+        "{{ '{:9000000000}'.format(1) }}".to_string(),
+        "{{ '{:é>9000000000}'.format('a') }}".into(),
+        "{{ '%9000000000d'|format(1) }}".into(),
+        "{{ '%*d'|format(9000000000, 1) }}".into(),
+        "{{ '%(a).9000000000f'|format(a=1) }}".into(),
+        "{{ ('{0}' * 100000).format(messages[0].content) }}".into(),
+        "{{ ('%(a)s' * 100000)|format(a=messages[0].content) }}".into(),
+        // Sets of characters to strip.
+        format!("{b}{{% for i in range(9999) %}}{{% set x = b.strip('éb' * 200000 ~ 'a') %}}{{% endfor %}}"),
+        // What is captured.
+        number("{% set vN %}{{ b }}{% endset %}"),
+        number("{% set vN | upper %}{{ b }}{% endset %}"),
+        format!("{{% macro f() %}}{{{{ messages[0].content }}}}{{% endmacro %}}{}", many("f()")),
+        format!("{b}{{% macro f() %}}{{% set x = caller() %}}{{% set y = caller() %}}{{% endmacro %}}{}", "{% call f() %}".repeat(30) + "{{ b }}" + &"{{ b }}{% endcall %}".repeat(30)),
+        format!("{b}{{% filter upper %}}{}{{% endfilter %}}", "{{ b }}".repeat(6000)),
+        // Values of one expression, and variables.
+        many("b ~ '1'"),
+        many("b + '1'"),
+        many("b|upper"),
+        many("b.upper()"),
+        many("b|list"),
+        many("b.split('a')"),
+        many("b.splitlines() + b.split('a', -1)"),
+        many("'a' * 99999999"),
+        number("{% set vN = b ~ 'N' %}"),
+        // Filters over many items.
+        "{{ messages[0].content|list|map('replace', 'a', 'b' * 16000)|list|length }}".into(),
+        "{{ messages[0].content.split('a')|map('replace', '', 'b' * 16000)|list|length }}".into(),
+        "{{ range(9999)|map('string')|map('replace', '', messages[0].content)|list|length }}".into(),
+        format!("{{{{ [{}]|join }}}}", vec!["messages[0].content * 15"; 100].join(",")),
+        "{{ messages[0].content|list|join('b' * 1000000) }}".into(),
+        "{{ ('b' * 1000000).join(messages[0].content|list) }}".into(),
+        "{{ messages[0].content|replace('a', 'b' * 1000000) }}".into(),
+        "{{ messages[0].content.replace('a', 'b' * 1000000) }}".into(),
+        "{{ messages[0].content|list|sum(start='') }}".into(),
+        "{{ [1]|batch(1000000000, 'x') }}".into(),
+        "{{ [1]|slice(1000000000) }}".into(),
+        format!("{{{{ {}|tojson(indent='b' * 16000000) }}}}", brackets("1")),
+        "{{ ('a\n' * 5000000)|indent(1000) }}".into(),
+        list("{{ (x+x)|sort|length }}"),
+        list("{{ (x+x)|map('upper')|length }}"),
+        list("{{ 'b' in (x+x) }}"),
+        list("{{ x|chain(x, x, x, x, x, x)|sort }}"),
+        // Calls that double.
+        format!("{calls}{{% macro f30() %}}{{% endmacro %}}{{% if f0() %}}{{% endif %}}"),
+    ];
+    for t in &templates {
+        let begin = std::time::Instant::now();
+        let (code, text) = m.render(t.as_bytes(), chat.as_bytes());
+        let what = format!("{}: {} after {:?}", &t[..t.len().min(120)], String::from_utf8_lossy(&text[..text.len().min(120)]), begin.elapsed());
+        assert!(matches!(code, TEMPLATE | LIMIT | DEADLINE), "code {code}: {what}");
+        assert!(begin.elapsed().as_secs() < 10, "{what}"); // the timeout is 1 s; this is for busy machines
+    }
+    #[cfg(all(target_os = "linux", not(debug_assertions)))]
+    {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let peak: usize = status.lines().find_map(|l| l.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok()).unwrap();
+        assert!(peak < 1 << 20, "the tests took {} MiB", peak >> 10);
+    }
+}
+
+#[test]
+fn values_are_those_of_python() {
+    let m = tiny();
+    let chat = br#"{"messages":[{"role":"user","content":"hi"}]}"#;
+    for (template, want) in [
+        // Tuples.
+        ("{{ (1, 2) }}{{ (1,) }}{{ () }}{{ messages[0].items()|list }}", "(1, 2)(1,)()[('role', 'user'), ('content', 'hi')]"),
+        ("{% set x = (1, [(2,)]) %}{{ x }}{{ {1: x} }}{{ x ~ '' }}{{ x|tojson }}", "(1, [(2,)]){1: (1, [(2,)])}(1, [(2,)])[1, [[2]]]"),
+        ("{{ {'a': 1}|dictsort }}{{ messages|groupby('role') }}{{ (1, 2)|list }}", "[('a', 1)][('user', [{'role': 'user', 'content': 'hi'}])][1, 2]"),
+        // Loops over strings.
+        ("{% for c in 'héy' %}{{ c }}{{ loop.length }}{{ loop.revindex }}{{ loop.last }} {% endfor %}", "h33False é32False y31True "),
+        // What only looks like a tag.
+        ("{% generation %}a{%- endgeneration -%} b", "ab"),
+        ("{% raw %}{% generation %}{{ x['items'] }}{% endraw %}", "{% generation %}{{ x['items'] }}"),
+        ("{{ '{% generation %}' }}{# {% generation %} #}x['items']", "{% generation %}x['items']"),
+        // Texts.
+        ("{{ [none, true, 1.5, 'a']|join(',') }}{{ ','.join(['a', 'b']) }}{{ messages|join('.', attribute='role') }}", "None,True,1.5,aa,buser"),
+        ("{{ 'aXbX'|replace('X', '--', 1) }}{{ 'abc'.replace('', '-') }}{{ 'aa'.replace('a', 'b', -1) }}", "a--bX-a-b-c-bb"),
+        ("{{ ' a  b c '.split() }}{{ 'a,b,c'.split(',', 1) }}{{ ''.split(',') }}{{ ' a  b '.split(none, 1) }}{{ 'a\n\r\nb\n'.splitlines() }}", "['a', 'b', 'c']['a', 'b,c']['']['a', 'b ']['a', '', 'b']"),
+        ("{{ '{:>4}|{}'.format('a', [true]) }}{{ '%5.1f|%s'|format(1.25, none) }}{{ 'xayx'.strip('x') }}{{ 'éaé'.strip('éaéaéaéaéaéaéa') }}", "   a|[True]  1.2|Noneay"),
+        ("{% macro f(a) -%}\n x{{ a }}\n{%- endmacro %}[{{ f(1) }}]{% macro g() %}\n<{{ caller(2) }}>{% endmacro %}{% call(x) g() %}\n y{{ x }}{% endcall %}", "[x1]< y2>"),
+    ] {
+        let (code, text) = m.render(template.as_bytes(), chat);
+        assert_eq!((code, String::from_utf8(text).unwrap().as_str()), (OK, want), "{template}");
+    }
+    assert_eq!(m.render(b"{{ messages[0].role +}}", chat).0, TEMPLATE);
+}
+
 #[test]
 fn bounded_values_stay_what_they_are() {
     let m = tiny();
     let chat = br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}]}"#;
     for (template, want) in [
         ("{% set x = messages[1:] %}{{ x|length }}{{ x[0].role }}{{ (x + [{'role': 'r'}])[-1].role }}", "1assistantr"),
-        ("{% set x = {1: 2, 'a': 'b', (1, 2): [3]} %}{{ x }}{{ x[1] }}{{ x.a }}{% for k, v in x.items() %}{{ v }}{% endfor %}", "{1: 2, 'a': 'b', [1, 2]: [3]}2b2b[3]"),
+        ("{% set x = {1: 2, 'a': 'b', (1, 2): [3]} %}{{ x }}{{ x[1] }}{{ x.a }}{% for k, v in x.items() %}{{ v }}{% endfor %}", "{1: 2, 'a': 'b', (1, 2): [3]}2b2b[3]"),
         ("{% set a, b = 1, [messages[0].role] %}{{ a }}{{ b }}{% for k, (a, b) in [[1, [2, 3]]] %}{{ k }}{{ a }}{{ b }}{% endfor %}", "1['user']123"),
         ("{% with (a, b) = (1, 2), c = 3 %}{{ a }}{{ b }}{{ c }}{% endwith %}{{ messages[::-1][0].role }}", "123assistant"),
         ("{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% else %}none{% endfor %}", "1True1"),
