@@ -117,11 +117,6 @@ pub fn read(v: &Value) -> Option<Value> {
     work(READ_WORK).then(|| v.clone())
 }
 
-/// Reports whether the call may go on.
-pub fn running() -> bool {
-    FAILED.get().is_none()
-}
-
 /// Ends the call with an error.
 pub fn fail(code: Code) {
     FAILED.set(FAILED.get().or(Some(code)));

@@ -198,7 +198,7 @@ fn environment(fuel: u64) -> Environment<'static> {
     env.set_fuel(Some(fuel));
     env.set_formatter(|out, _, v| {
         // What a macro or a block captures passes neither the clock nor the bound of the output.
-        bounds::check_bytes(v.as_str().map_or(0, str::len))?;
+        bounds::check(2 + (v.as_str().map_or(0, str::len) >> 12).min(1 << 20) as u32)?;
         let mut out = Limited { out, left: output_limit() };
         write_str(&mut out, v).map_err(|_| JinjaError::new(ErrorKind::WriteFailure, "cannot write"))
     });

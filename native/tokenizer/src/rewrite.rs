@@ -16,6 +16,10 @@ const MAX_OPERATORS: usize = 500;
 /// of their number. Real templates have up to 3.
 const MAX_SLICES: usize = 16;
 
+/// The bounds are looked at before each operator `+` or `~` of a tag whose number this divides: looking takes as long
+/// as joining two short texts, and so many long ones take some times the memory of a text that is kept.
+const JOINED: usize = 8;
+
 /// Brackets within brackets.
 const MAX_BRACKETS: usize = 32;
 
@@ -103,7 +107,7 @@ impl Rewriter<'_> {
             }};
         }
         let mut open: Vec<Bracket> = Vec::new();
-        let (mut operators, mut slices) = (0, 0);
+        let (mut operators, mut slices, mut joined) = (0, 0, 0);
         // Where the expression of a set, a for or a with begins, and whether the target is an attribute.
         let (mut value, mut dotted, mut piped) = (None, false, false);
         for i in 0..t.len() {
@@ -190,8 +194,12 @@ impl Rewriter<'_> {
                         after[end - 1].push(FACTOR);
                     }
                 }
-                Token::Plus if is_number(t.get(i + 1)) => {} // the sum is a number
-                Token::Plus | Token::Tilde if !in_target && ends_operand(t, i) => after[i - 1].push(OPERAND),
+                Token::Plus | Token::Tilde if !in_target && ends_operand(t, i) => {
+                    joined += 1;
+                    if joined % JOINED == 0 {
+                        after[i - 1].push(OPERAND);
+                    }
+                }
                 Token::Pipe if !in_target && ends_operand(t, i) && !LIGHT.contains(&word(i + 1)) => after[i - 1].push(INPUT),
                 Token::Dot if in_target => dotted = true,
                 Token::Pipe if in_target && open.is_empty() => piped = true,
@@ -285,10 +293,6 @@ fn ends_operand(t: &[(Token, Span)], i: usize) -> bool {
     }
 }
 
-fn is_number(t: Option<&(Token, Span)>) -> bool {
-    matches!(t, Some((Token::Int(_) | Token::Int128(_) | Token::Float(_), _)))
-}
-
 /// Reports whether the token at i is a string that is a subscript by the name of a method, see SUBSCRIPT.
 fn is_method_subscript(t: &[(Token, Span)], i: usize) -> bool {
     let is_name = matches!(&t[i].0, Token::Str(s) if DICT_METHODS.contains(s));
@@ -361,18 +365,19 @@ mod tests {
     fn what_outlives_its_expression_is_bounded() {
         for (source, want) in [
             ("a {{ b.c|d }} {# {{ #}{% if a == 'x' %}y{% endif %}", "a {{ b.c|d }} {# {{ #}{% if a == 'x' %}y{% endif %}"),
-            ("{% set x = a + b -%}", "{% set x = ((a|__operand + b)|__bound) -%}"),
+            ("{% set x = a + b -%}", "{% set x = ((a + b)|__bound) -%}"),
             ("{% set x = a.b[0] %}{% set n.x = true %}{% set n.x = a %}", "{% set x = a.b[0] %}{% set n.x = true %}{% set n.x = ((a)|__attribute) %}"),
             ("{%- set n.x = a, b %}", "{%- set n.x = ((a, b)|__attribute) %}"),
             ("{% set x | f(a=1) %}{% endset %}", "{% set x | f(a=1)|__attribute %}{% endset %}"),
             ("{% for k, (a, b) in x.items() if a in [b] %}", "{% for k, (a, b) in ((x.items())|__each) if a in (([b])|__bound) %}"),
             ("{% for a in recursive recursive %}", "{% for a in ((recursive)|__each) recursive %}"),
             ("{% with (a, b) = c, d = e %}", "{% with (a, b) = ((c)|__bound), d = ((e)|__bound) %}"),
-            ("{{ f(a, b[1:], k=c + d, *e) }}", "{{ f(a, ((b[1:])|__bound), k=((c|__operand + d)|__bound), *e) }}"),
-            ("{{ a[::-1] ~ [1, 'b'] ~ [a][0] + 1 }}", "{{ a[::((-1)|__step)]|__operand ~ [1, 'b']|__operand ~ (([a])|__bound)[0] + 1 }}"),
+            ("{{ f(a, b[1:], k=c + d, *e) }}", "{{ f(a, ((b[1:])|__bound), k=((c + d)|__bound), *e) }}"),
+            ("{{ a[::-1] ~ [1, 'b'] ~ [a][0] }}", "{{ a[::((-1)|__step)] ~ [1, 'b'] ~ (([a])|__bound)[0] }}"),
             ("{{ -a.b[0] * c.d('e')|f + 1 }}", "{{ -a.b[0]|__factor * c.d('e')|__input|f|__factor + 1 }}"),
-            ("{{ a|upper|trim|list|sort ~ '|' }}", "{{ a|__input|upper|trim|list|__input|sort|__operand ~ '|' }}"),
+            ("{{ a|upper|trim|list|sort ~ '|' }}", "{{ a|__input|upper|trim|list|__input|sort ~ '|' }}"),
             ("{% macro f(a) -%}\n{% call(x) g() +%}", "{% macro f(a)  %}{% if 0|__step %}{% endif -%}\n{% call(x) g()  %}{% if 0|__step %}{% endif +%}"),
+            ("{{ a + b ~ c + d ~ e + f ~ g + h ~ i ~ j }}", "{{ a + b ~ c + d ~ e + f ~ g + h|__operand ~ i ~ j }}"),
             ("{%- generation +%}{% endgeneration %}", "{%- with +%}{% endwith %}"),
             ("{% raw %}{% generation %}x['items']{% endraw %}{{ '{% generation %}' }}{# {% generation %} #}", "{% raw %}{% generation %}x['items']{% endraw %}{{ '{% generation %}' }}{# {% generation %} #}"),
             ("x['items']{{ x['items'] }}{{ x in ['items'] }}", "x['items']{{ x['\u{1}items'] }}{{ x in ['items'] }}"),

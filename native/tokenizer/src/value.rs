@@ -10,7 +10,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, Tuple, Value, ValueKind};
 
-use crate::bounds::{read, running, work};
+use crate::bounds::{read, work};
 use crate::json::float_repr;
 
 /// How large a value is, counted as a tree: what it shares counts each time, as it does for what
@@ -208,6 +208,25 @@ impl List {
     }
 }
 
+/// The items of a list, up to the end of the call: what walks over millions of them ends with it.
+struct Items<'a>(std::slice::Iter<'a, Value>);
+
+impl Iterator for Items<'_> {
+    type Item = Value;
+    fn next(&mut self) -> Option<Value> {
+        self.0.next().and_then(read)
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl DoubleEndedIterator for Items<'_> {
+    fn next_back(&mut self) -> Option<Value> {
+        self.0.next_back().and_then(read)
+    }
+}
+
 impl Object for List {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Seq
@@ -216,7 +235,7 @@ impl Object for List {
         self.0.get(key.as_usize()?).and_then(read)
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(if running() { self.0.len() } else { 0 })
+        self.mapped_rev_enumerator(|l| Box::new(Items(l.0.iter())))
     }
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         Some(self.0.len())
