@@ -49,7 +49,8 @@ func (q *request) choosesFree() bool {
 		return true
 	}
 	query := q.newQuery(leg, candidates)
-	query.RequestID, query.Excluded = "", q.excluded
+	q.skipped = q.skipKept(append(q.skipped[:0], q.excluded...), leg, candidates)
+	query.RequestID, query.Excluded = "", q.skipped
 	c, ok := q.settings.Scheduler.Preview(&query)
 	return !ok || q.isFree(leg, c.Rank)
 }
@@ -127,7 +128,7 @@ func (q *request) rankGroup() string {
 		model = "" // else an adapter, which some of the ranks may not have
 	}
 	s := &q.steering
-	if model == "" && q.plan.wholeSet == wholeDefault && !q.prefillOnly && q.resumption == nil && !s.isRestricting() {
+	if model == "" && q.plan.wholeSet == wholeDefault && !q.prefillOnly && q.resumption == nil && !q.plan.largeOnly && !s.isRestricting() {
 		return ""
 	}
 	stored := ""
@@ -135,7 +136,7 @@ func (q *request) rankGroup() string {
 		stored = s.stored.ID.String()
 	}
 	// A stream that continues is in a group of its own: it needs more KV than those that have not begun.
-	return fmt.Sprintf("%q %d %v %v %q %v %v %q %q", model, q.plan.wholeSet, q.prefillOnly, q.resumption != nil, stored, s.workers, s.ranks, s.allowed, s.labels)
+	return fmt.Sprintf("%q %d %v %v %v %q %v %v %q %q", model, q.plan.wholeSet, q.plan.largeOnly, q.prefillOnly, q.resumption != nil, stored, s.workers, s.ranks, s.allowed, s.labels)
 }
 
 // expectedWork returns the rank that would run the first leg if all were free, and how many tokens of

@@ -1,7 +1,6 @@
 package pd
 
 import (
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,21 +42,34 @@ func (q *request) hasHeadroom(ranks []*worker.Rank, undecided int64) bool {
 	if undecided <= 0 {
 		return q.anyFree(schedule.DecodeLeg, ranks)
 	}
-	headroom := int64(0)
+	headroom, owns, others := int64(0), false, false
 	for _, r := range ranks {
 		if q.isExcluded(r) || !q.isFree(schedule.DecodeLeg, r) {
+			others = others || q.takesOthers(r)
 			continue
 		}
 		if q.r.kvClaims.owns(r, q) {
-			return true // the undecided choose among the others
+			owns = true // the undecided choose among the others
+			continue
 		}
+		others = true
 		todo, output := q.kvNeed(r)
 		n := min(q.settings.Fleet.Headroom(r), schedule.BatchHeadroom(r, q.engineQueue()), schedule.KVHeadroom(r, todo, output))
 		if headroom += min(n, undecided+1); headroom > undecided {
 			return true
 		}
 	}
-	return false
+	return owns && others
+}
+
+// takesOthers reports whether a decode rank could start a smaller request.
+func (q *request) takesOthers(r *worker.Rank) bool {
+	if q.r.kvClaims.n.Load() == 0 || q.isExcluded(r) || q.anySize {
+		return false
+	}
+	q.anySize = true
+	defer func() { q.anySize = false }()
+	return q.isFree(schedule.DecodeLeg, r)
 }
 
 // undecided counts, by model, the requests with two legs whose prompt is being computed and whose decode
@@ -161,18 +173,8 @@ func (q *request) isFree(leg schedule.LegKind, r *worker.Rank) bool {
 	if s.Fleet.HasLimits() && s.Fleet.AtCapacity(r) || leg != schedule.PrefillLeg && !q.ignoresClaims && !q.r.kvClaims.isOpen(r, q) {
 		return false
 	}
-	if leg != schedule.PrefillLeg && schedule.ExceedsKV(r, q.prompt.Count) && q.fitsElsewhere() {
-		return false
-	}
 	todo, output := q.kvNeed(r)
 	return s.Scheduler.CanStart(r, leg, q.engineQueue(), todo, output)
-}
-
-// fitsElsewhere reports whether the whole KV of one of the ranks is large enough for the prompt.
-func (q *request) fitsElsewhere() bool {
-	return slices.ContainsFunc(q.kvRanks(), func(r *worker.Rank) bool {
-		return !q.isExcluded(r) && !schedule.ExceedsKV(r, q.prompt.Count)
-	})
 }
 
 // kvRanks returns the ranks whose KV the request needs until it ends.
@@ -184,8 +186,8 @@ func (q *request) kvRanks() []*worker.Rank {
 }
 
 // kvNeed returns how many tokens of prompt and output the KV of a rank must have room for: of a request of one token
-// if anySize is set, or if the rank's whole KV is too small. Then all others' are too (see isFree), and an engine must
-// refuse the request.
+// if anySize is set, or if the rank's whole KV is too small. Then all others' are too (see dropTooSmall), and an engine
+// must refuse the request.
 func (q *request) kvNeed(r *worker.Rank) (todo, output int) {
 	if q.anySize || schedule.ExceedsKV(r, q.prompt.Count) {
 		return 0, 1

@@ -51,15 +51,19 @@ type kvClaim struct {
 	lapses time.Time
 }
 
-// binds reports whether the claim is one of another request of the same class as q or a higher one.
+// binds reports whether the claim is one of another request of the same class as q or a higher one. A request that never
+// waits, as the rest of a stream that moves, has no class and is bound by all.
 func (k *kvClaim) binds(q *request) bool {
+	if q.class == nil {
+		return k.owner != q
+	}
 	class := q.settings.admission.class(k.class)
 	return k.owner != q && class != nil && class.index <= q.class.index
 }
 
 // isOpen reports whether the request may start on a rank although others have claims.
 func (c *kvClaims) isOpen(r *worker.Rank, q *request) bool {
-	if c.n.Load() == 0 || q.class == nil || q.settings.admission == nil {
+	if c.n.Load() == 0 || q.settings.admission == nil {
 		return true
 	}
 	c.mu.Lock()
@@ -82,14 +86,15 @@ func (c *kvClaims) owns(r *worker.Rank, q *request) bool {
 }
 
 // claim lets the request have a rank for itself that lacks some blocks. It returns false if another of its class or a
-// higher one has a claim on that rank or on one of the same model. Claims of lower classes there end.
-func (c *kvClaims) claim(r *worker.Rank, q *request, missing int64) bool {
+// higher one has a claim on that rank or on one of the same model, or, unless it is certain that the blocks become free,
+// has given up one lately. Claims of lower classes there end.
+func (c *kvClaims) claim(r *worker.Rank, q *request, missing int64, certain bool) bool {
 	now, model := time.Now(), q.baseModel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.delete(func(k *kvClaim) bool { return now.After(k.lapses) })
 	concerns := func(k *kvClaim) bool { return k.rank == r || k.model == model }
-	if slices.ContainsFunc(c.list, func(k kvClaim) bool { return concerns(&k) && k.binds(q) }) {
+	if slices.ContainsFunc(c.list, func(k kvClaim) bool { return concerns(&k) && k.binds(q) && !(certain && k.owner == nil) }) {
 		return false
 	}
 	c.delete(func(k *kvClaim) bool { return k.owner == q || concerns(k) })
@@ -202,14 +207,14 @@ func (q *request) awaitKV() {
 	var best *worker.Rank
 	least := int64(math.MaxInt64)
 	for _, r := range ranks {
-		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) || schedule.ExceedsKV(r, q.prompt.Count) || !q.r.kvClaims.isOpen(r, q) {
+		if q.isExcluded(r) || q.settings.Fleet.HalfOpenBusy(r) || !q.r.kvClaims.isOpen(r, q) {
 			continue
 		}
-		if n := missing(r); best == nil || best == q.stalledAt || n < least && r != q.stalledAt {
+		if n := missing(r); n > 0 && (best == nil || best == q.stalledAt || n < least && r != q.stalledAt) {
 			best, least = r, n
 		}
 	}
-	if best != nil && q.r.kvClaims.claim(best, q, least) {
+	if best != nil && q.r.kvClaims.claim(best, q, least, false) {
 		q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: its KV fits into no rank; %s, which lacks %d blocks, is kept for it", best.ID, least))
 	}
 }
@@ -217,7 +222,7 @@ func (q *request) awaitKV() {
 // endKVWait ends what awaitKV has begun. A request that chooses its decode rank after its prefill keeps its claim until
 // then: others would take the room meanwhile.
 func (q *request) endKVWait() {
-	if q.isUndecided != nil && q.r.kvClaims.n.Load() > 0 {
+	if i := q.ownRank(q.plan.Decode); i >= 0 && q.isUndecided != nil && q.isFree(schedule.DecodeLeg, q.plan.Decode[i]) {
 		q.r.kvClaims.keep(q, q.settings.Timeouts.Prefill)
 	} else {
 		q.r.kvClaims.release(q)
@@ -225,17 +230,35 @@ func (q *request) endKVWait() {
 	q.lacksKVSince, q.claimAgain, q.stalledAt = time.Time{}, time.Time{}, nil
 }
 
+// skipKept appends the candidates that are kept for others to a list of ranks that a leg leaves out.
+func (q *request) skipKept(list []*worker.Rank, leg schedule.LegKind, candidates []*worker.Rank) []*worker.Rank {
+	if leg == schedule.PrefillLeg || q.r.kvClaims.n.Load() == 0 {
+		return list
+	}
+	for _, r := range candidates {
+		if !slices.Contains(list, r) && !q.r.kvClaims.isOpen(r, q) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
 // chooseDecode chooses the rank that is kept for the request, if that still has room, or else one of the candidates.
 func (q *request) chooseDecode(leg schedule.LegKind, candidates []*worker.Rank) (schedule.Choice, bool) {
-	if q.r.kvClaims.n.Load() > 0 {
-		i := slices.IndexFunc(candidates, func(r *worker.Rank) bool { return q.r.kvClaims.owns(r, q) })
-		if i >= 0 && !q.isExcluded(candidates[i]) && q.isFree(leg, candidates[i]) {
-			if c, ok := q.choose(leg, candidates[i:i+1]); ok {
-				return c, true
-			}
+	if i := q.ownRank(candidates); i >= 0 && !q.isExcluded(candidates[i]) && q.isFree(leg, candidates[i]) {
+		if c, ok := q.choose(leg, candidates[i:i+1]); ok {
+			return c, true
 		}
 	}
 	return q.choose(leg, candidates)
+}
+
+// ownRank returns the index of the rank that is kept for the request, -1 if there is none.
+func (q *request) ownRank(ranks []*worker.Rank) int {
+	if q.r.kvClaims.n.Load() == 0 {
+		return -1
+	}
+	return slices.IndexFunc(ranks, func(r *worker.Rank) bool { return q.r.kvClaims.owns(r, q) })
 }
 
 // newKVTokens returns how many tokens of the prompt need new blocks of a rank's KV: those that it does not hold on the

@@ -40,7 +40,7 @@ func TestKVClaims(t *testing.T) {
 		}
 	}
 	owner := by("batch", "chat", "batch")
-	c.claim(a, owner, 10)
+	c.claim(a, owner, 10, false)
 	want("the owner", a, owner, true)
 	want("its class", a, by("batch", "chat", "batch"), false)
 	want("a higher class", a, by("chat", "chat", "batch"), true)
@@ -52,14 +52,17 @@ func TestKVClaims(t *testing.T) {
 		t.Error("the owner must own its rank alone")
 	}
 
+	resumed := &request{}
+	resumed.r, resumed.settings = owner.r, owner.settings
+	want("a request without a class", a, resumed, false)
 	second, other := by("batch", "chat", "batch"), claimant(t, runner, "n", "batch", "chat", "batch")
-	c.claim(b, second, 1)
-	c.claim(a, other, 1)
+	c.claim(b, second, 1, false)
+	c.claim(a, other, 1, false)
 	if c.owns(b, second) || c.owns(a, other) {
 		t.Error("a second claim for the model or the rank was made")
 	}
 	higher := by("chat", "chat", "batch")
-	c.claim(b, higher, 1)
+	c.claim(b, higher, 1, false)
 	if !c.owns(b, higher) || c.owns(a, owner) {
 		t.Error("a request of a higher class must get the claim of the model")
 	}
@@ -82,7 +85,7 @@ func TestKVClaimEnds(t *testing.T) {
 		ok, stalled = c.renew(owner, []*worker.Rank{r}, func(*worker.Rank) int64 { return missing })
 		return ok
 	}
-	c.claim(r, owner, missing)
+	c.claim(r, owner, missing, false)
 	c.list[0].lapses = time.Now().Add(-time.Millisecond)
 	if !c.isOpen(r, other) {
 		t.Error("a claim whose owner is not tried holds")
@@ -91,7 +94,7 @@ func TestKVClaimEnds(t *testing.T) {
 		t.Error("a claim that has lapsed was renewed")
 	}
 
-	c.claim(r, owner, missing)
+	c.claim(r, owner, missing, false)
 	for range 3 { // each time nearer
 		c.list[0].fell = time.Now().Add(-2 * claimStalls)
 		missing--
@@ -103,15 +106,20 @@ func TestKVClaimEnds(t *testing.T) {
 	if renew(); !c.isOpen(r, other) || stalled != r {
 		t.Error("a claim that has stalled holds")
 	}
-	if c.claim(r, owner, missing); c.owns(r, owner) {
+	if c.claim(r, owner, missing, false); c.owns(r, owner) {
 		t.Error("a claim was made at once after one that was given up")
 	}
+	if c.claim(r, owner, missing, true); !c.owns(r, owner) {
+		t.Error("a claim on blocks that become free for certain was not made")
+	}
+	c.list[0].fell = time.Now().Add(-2 * claimStalls)
+	renew()
 	higher := claimant(t, runner, "m", "chat", "chat", "batch")
-	if c.claim(r, higher, missing); !c.owns(r, higher) {
+	if c.claim(r, higher, missing, false); !c.owns(r, higher) {
 		t.Error("a claim of a lower class that was given up keeps a higher class from its own")
 	}
 	c.release(higher)
-	c.claim(r, owner, missing)
+	c.claim(r, owner, missing, false)
 	if ok, _ := c.renew(owner, nil, nil); !c.owns(r, owner) || ok {
 		t.Error("a claim on a rank that the request may not use any more was renewed")
 	}

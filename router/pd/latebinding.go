@@ -131,7 +131,7 @@ func (q *request) selectable(candidates []*worker.Rank) []*worker.Rank {
 // with capacity. ok is false if there are no such ranks, or if the former has no more of the prompt cached: a request that
 // waits gives up a place that is certain for one that others may take first, which a few milliseconds of the forecast do
 // not justify. The former is none that a choice would leave out: one on which the request would miss more of its targets,
-// or that serves a trial.
+// that serves a trial, or that is kept for another request.
 func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (full, free schedule.Choice, ok bool) {
 	s := q.settings
 	query := q.newQuery(leg, candidates)
@@ -143,6 +143,7 @@ func (q *request) fullAndFree(leg schedule.LegKind, candidates []*worker.Rank) (
 			}
 		}
 	}
+	q.skipped = q.skipKept(q.skipped, leg, candidates)
 	if q.hasTargets(&query) {
 		q.appendSlowRanks(&query)
 	}

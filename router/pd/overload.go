@@ -51,12 +51,8 @@ type avoided struct{ from, kept, slow int }
 // more of its targets.
 func (q *request) avoid(query *schedule.Query, hasTargets bool) avoided {
 	a := avoided{from: len(q.skipped)}
-	if query.Leg != schedule.PrefillLeg && q.avoidsClaims() {
-		for _, r := range query.Candidates {
-			if !slices.Contains(q.skipped, r) && !q.r.kvClaims.isOpen(r, q) {
-				q.skipped = append(q.skipped, r)
-			}
-		}
+	if q.avoidsClaims() {
+		q.skipped = q.skipKept(q.skipped, query.Leg, query.Candidates)
 		a.kept = len(q.skipped) - a.from
 	}
 	if hasTargets {

@@ -28,6 +28,7 @@ type Plan struct {
 	noPrefillWorker bool
 	// Unservable says that the pool can only run two legs and this request cannot be split.
 	Unservable bool
+	largeOnly  bool // ranks whose whole KV is too small for the prompt were removed
 }
 
 // wholeSet says which ranks of a pool may run a whole request.

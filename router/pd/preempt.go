@@ -125,11 +125,11 @@ func (q *request) preempt() {
 	if len(chosen) == 0 {
 		return
 	}
+	if lacks > 0 && !q.r.kvClaims.claim(from, q, lacks, true) {
+		return // others would take what they leave
+	}
 	p.next = now.Add(askPause)
 	p.asked += len(chosen)
-	if lacks > 0 {
-		q.r.kvClaims.claim(from, q, lacks) // what they leave is for this request
-	}
 	q.r.migratable.ask(from, chosen, p)
 	q.settings.Scheduler.AddNote(q.req.RequestID, fmt.Sprintf("admission: the suspension of %s of lower classes on %s was requested", pluralize(len(chosen), "stream", "streams"), from.ID))
 }

@@ -2,6 +2,7 @@ package pd
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"sluice/dataplane/front"
@@ -111,6 +112,22 @@ func (q *request) refreshCandidates() {
 	}
 	if p.Family == nil {
 		p.Whole = filterRanks(&q.steering, q.wholeCandidates(pool))
+	}
+	q.dropTooSmall()
+}
+
+// dropTooSmall removes the candidates whose whole KV is too small for the prompt, if others can hold it. If none can, an
+// engine must refuse the request.
+func (q *request) dropTooSmall() {
+	q.plan.largeOnly = false
+	isTooSmall := func(r *worker.Rank) bool { return schedule.ExceedsKV(r, q.prompt.Count) }
+	for _, ranks := range [...]*[]*worker.Rank{&q.plan.Prefill, &q.plan.Decode, &q.plan.Whole} {
+		if !slices.ContainsFunc(*ranks, isTooSmall) {
+			continue
+		}
+		if large := slices.DeleteFunc(slices.Clone(*ranks), isTooSmall); len(large) > 0 {
+			*ranks, q.plan.largeOnly = large, true
+		}
 	}
 }
 

@@ -245,6 +245,7 @@ func (r *Runner) ServeInference(x front.Exchange) {
 	q.settings.Fleet.CreditRequest(q.pool)
 	began := q.entryTime()
 	q.resolvePrompt()
+	q.dropTooSmall()
 	q.observePrompt()
 	q.entry.SetTokenized(began, q.prompt.Count)
 	if x.ClientGone() {

@@ -181,9 +181,14 @@ func TestLargerThanOneKV(t *testing.T) {
 	r := harness.StartRouter(t, withoutReports, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	ra, rb := rankOf(t, r, "a"), rankOf(t, r, "b")
 	end := occupy(map[*worker.Rank]float64{ra: 0.9})
-	setKV(rb, 50, 0) // an idle rank
+	setKV(rb, 50, 0)                     // an idle rank
+	ra.PendingWork.Add(int64(time.Hour)) // not only its KV is full
 	large := begin(t, r, harness.ChatOf(harness.PromptWords(1500, 1)))
 	untilWaiting(t, r, "default", 1)
+	if got := within(t, "a small one", 5*time.Second, 200, begin(t, r, harness.ChatOf("a few words"))).Header.Get("X-Sluice-Worker"); got != "b" {
+		t.Errorf("a small one was sent to %s; want b, which is idle", got)
+	}
+	ra.PendingWork.Add(-int64(time.Hour))
 	ra.SetKVUsage(0)
 	if got := within(t, "the large one", 5*time.Second, 200, large).Header.Get("X-Sluice-Worker"); got != "a" {
 		t.Errorf("it was sent to %s, which can never hold it; want a", got)
