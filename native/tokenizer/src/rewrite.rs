@@ -5,7 +5,7 @@ use minijinja::machinery::{Span, Token, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
 
 use crate::bounds::{ATTRIBUTE, BOUND, EACH, FACTOR, INPUT, OPERAND, STEP};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::value::{DICT_METHODS, SUBSCRIPT};
 
 /// Operators, calls, subscripts and filters of one tag. Each can nest the syntax tree by one level, which
@@ -38,7 +38,7 @@ const MACRO: &str = " %}{% if 0|__step %}{% endif ";
 
 /// Refuses a template that nests or chains too much, and adds the filters of `bounds.rs` to the others.
 pub fn rewrite(source: &str, name: &str, syntax: &SyntaxConfig) -> Result<String> {
-    let mut r = Rewriter { source, out: String::with_capacity(source.len() + source.len() / 8), copied: 0, elifs: Vec::new(), elif_sum: 0 };
+    let mut r = Rewriter { source, out: String::with_capacity(source.len() + source.len() / 8), copied: 0, elifs: Vec::new(), elif_sum: 0, frames: Vec::new() };
     let mut tokens = Tokenizer::new(source, name, false, syntax.clone());
     let mut tag: Vec<(Token, Span)> = Vec::new();
     loop {
@@ -73,6 +73,8 @@ struct Rewriter<'a> {
     /// The number of `elif` of each open `if`.
     elifs: Vec<usize>,
     elif_sum: usize,
+    /// The open blocks that minijinja keeps a frame or a captured text for; true for a `for`.
+    frames: Vec<bool>,
 }
 
 /// An open bracket of a tag.
@@ -221,6 +223,20 @@ impl Rewriter<'_> {
             ("for", Some(from)) => wrap!(from, t.len(), EACH),
             // The filters of a block can make another value of its text.
             ("set", None) if piped => after[t.len() - 1].push(""),
+            _ => {}
+        }
+        match first {
+            "for" => self.frames.push(true),
+            "with" | "filter" | "call" | "macro" | "block" | "autoescape" => self.frames.push(false),
+            "generation" if t.len() == 1 => self.frames.push(false),
+            "set" if value.is_none() => self.frames.push(false),
+            "endfor" | "endwith" | "endfilter" | "endcall" | "endmacro" | "endblock" | "endautoescape" | "endset" | "endgeneration" => {
+                self.frames.pop();
+            }
+            // minijinja jumps and leaves the frame, which is a panic later, or the captured text, which loses what follows.
+            "continue" | "break" if self.frames.last() == Some(&false) => {
+                return Err(Error::new(Code::Unsupported, format!("{first} within a block in a loop")));
+            }
             _ => {}
         }
         for i in 0..t.len() {

@@ -408,6 +408,24 @@ fn values_are_those_of_python() {
     assert_eq!(m.render(b"{{ messages[0].role +}}", chat).0, TEMPLATE);
 }
 
+/// minijinja does not close what a jump leaves: such templates are left to the engine.
+#[test]
+fn jumps_out_of_blocks_are_refused() {
+    let m = tiny();
+    let chat = br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}]}"#;
+    for block in ["set a", "filter upper", "with a = 1", "generation"] {
+        let end = block.split(' ').next().unwrap();
+        for jump in ["continue", "break"] {
+            let t = format!("{{% for m in messages %}}{{% {block} %}}z{{% if loop.first %}}{{% {jump} %}}{{% endif %}}{{% end{end} %}}{{% endfor %}}");
+            assert_eq!(m.render(t.as_bytes(), chat).0, UNSUPPORTED, "{t}");
+            let t = format!("{{% for m in messages %}}{{% {block} %}}{{% for x in [1, 2] %}}{{% {jump} %}}{{% endfor %}}{{% end{end} %}}{{{{ m.role }}}}{{% if loop.first %}}{{% {jump} %}}{{% endif %}}!{{% endfor %}}");
+            let (code, text) = m.render(t.as_bytes(), chat);
+            let want = if jump == "break" { "user" } else { "userassistant!" };
+            assert_eq!((code, String::from_utf8(text).unwrap().as_str()), (OK, want), "{t}");
+        }
+    }
+}
+
 #[test]
 fn bounded_values_stay_what_they_are() {
     let m = tiny();
