@@ -42,11 +42,11 @@ func within(t *testing.T, what string, d time.Duration, status int, c <-chan *ha
 	}
 }
 
-// untilWaiting waits until n requests of a class wait, and then until those that lack KV have a claim.
+// untilWaiting waits until n requests of a class wait, and for so long that those that lack KV have a claim.
 func untilWaiting(t *testing.T, r *harness.Router, class string, n int) {
 	t.Helper()
 	testwait.UntilWithin(t, 20*time.Second, fmt.Sprint(n, " requests wait"), func() bool { return waiting(r, class) == n })
-	time.Sleep(500 * time.Millisecond)
+	testwait.Holds(t, 500*time.Millisecond, "they wait", func() bool { return waiting(r, class) == n })
 }
 
 // occupy lets ranks report 400 blocks of KV, a part of them in use by a request, until the returned function is called.
@@ -222,7 +222,7 @@ func TestOwnerOfClaimBehindLarger(t *testing.T) {
 	untilWaiting(t, r, "default", 1)
 	larger := begin(t, r, harness.ChatOf(harness.PromptWords(3000, 2)), "X-Sluice-Deadline-Ms", "8000")
 	testwait.UntilWithin(t, 20*time.Second, "both wait", func() bool { return waiting(r, "default") == 2 })
-	time.Sleep(100 * time.Millisecond)
+	testwait.Holds(t, 100*time.Millisecond, "both wait", func() bool { return waiting(r, "default") == 2 })
 	ra.SetKVUsage(0.5)
 	within(t, "the owner of the claim", time.Second, 200, owner)
 	ra.SetKVUsage(0)
