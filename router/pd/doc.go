@@ -23,7 +23,8 @@
 //
 // A request that waits in awaitAdmission is started by the dispatcher of package admission: on its
 // goroutine, TryStart reserves the rank of the first leg. If no rank has capacity, it may ask streams of
-// lower classes to leave their engines and wait in the queue themselves (preempt.go).
+// lower classes to leave their engines and wait in the queue themselves (preempt.go), and a request whose KV
+// fits into no rank may have one kept for it (kvclaims.go).
 //
 // State:
 //
